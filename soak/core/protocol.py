@@ -1,0 +1,130 @@
+"""What a run is: cadences, shapes, and what is due when. Pure arithmetic on milliseconds of elapsed time."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from soak.core.records import Stretch
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One rotation of the load: sequence length, mask, and the seed of its inputs."""
+
+    index: int
+    seq_len: int
+    causal: bool
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of the criteria, from the profile's `[criteria.*]` tables; ratios are fractions of 1."""
+
+    required: frozenset[str]
+    utilisation_min_pct: float = 95.0
+    utilisation_loss_max: float = 0.02  # of the time
+    temperature_kind: str = "band"  # band, margin
+    temperature_target_c: float = 72.0
+    temperature_band_c: float = 3.0
+    temperature_outer_c: float = 6.0
+    temperature_margin_c: float = 5.0  # to the card's own slow-down limit
+    temperature_good_min: float = 0.98  # of the judged slots
+    temperature_judged_min: float = 0.99  # of the due slots
+    temperature_polls_min: float = 0.90  # of a slot's polls
+    throttle_max: float = 0.001  # of the time
+    gradient_max_abs_dq: float = 1e-3
+    gradient_max_abs_dk: float = 1e-3
+    gradient_max_abs_dv: float = 5e-3
+    gradient_relative_l2: float = 2e-3
+    integrity_made_min: float = 0.90  # of the comparisons due in a rotation
+    coverage_min: float = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """The plan of a run, the same for every card. Durations in milliseconds."""
+
+    duration_ms: int
+    rotate_ms: int
+    check_ms: int
+    sample_ms: int
+    poll_ms: int
+    warmup_ms: int
+    seq_len_min: int
+    seq_len_max: int
+    seed: int
+    limits: Limits
+    heads: int = 16
+    head_dim: int = 128
+    tokens: int = 32768
+    dtype: str = "float16"
+    kernel: str = "auto"
+    compare_every: int = 10  # steps
+    work_rate_rule: bool = True
+    ecc_every_ms: int = 10_000
+
+    def shape(self, index: int) -> Shape:
+        """The rotation `index`: a function of the seed and the index alone, so any process can know it."""
+        drawn = hashlib.blake2b(f"soak/rotation/{self.seed}/{index}".encode(), digest_size=24).digest()
+        span = self.seq_len_max - self.seq_len_min + 1
+        return Shape(
+            index=index,
+            seq_len=self.seq_len_min + int.from_bytes(drawn[:8], "little") % span,
+            causal=bool(drawn[8] & 1),
+            seed=int.from_bytes(drawn[16:], "little") >> 1,  # fits a signed 64-bit integer
+        )
+
+    def rotation_index(self, at_ms: int) -> int:
+        """The rotation in progress at `at_ms`; at the end of the run, the last one."""
+        return min(at_ms, self.duration_ms - 1) // self.rotate_ms
+
+    def n_rotations(self, elapsed_ms: int) -> int:
+        """Rotations begun by `elapsed_ms`."""
+        return _begun(elapsed_ms, self.rotate_ms, self.duration_ms)
+
+    def n_checks(self, elapsed_ms: int) -> int:
+        """Gradient checks due by `elapsed_ms`: k * interval in [0, duration)."""
+        return _begun(elapsed_ms, self.check_ms, self.duration_ms)
+
+    def n_checks_settled(self, elapsed_ms: int) -> int:
+        """Checks whose own interval is over: one that is still at work is late, not missing."""
+        return min(max(elapsed_ms, 0) // self.check_ms, self.n_checks(elapsed_ms))
+
+    def slot_index(self, at_ms: int) -> int:
+        """The slot that a poll done at `at_ms` belongs to: slot k covers (k * sample, (k + 1) * sample]."""
+        return max(min(at_ms, self.duration_ms) - 1, 0) // self.sample_ms
+
+    def slot_start_ms(self, index: int) -> int:
+        return index * self.sample_ms
+
+    def slot_end_ms(self, index: int) -> int:
+        return min((index + 1) * self.sample_ms, self.duration_ms)
+
+    @property
+    def n_slots(self) -> int:
+        return -(-self.duration_ms // self.sample_ms)
+
+    def n_slots_closed(self, elapsed_ms: int) -> int:
+        """Slots that are over by `elapsed_ms`."""
+        return self.n_slots if elapsed_ms >= self.duration_ms else max(elapsed_ms, 0) // self.sample_ms
+
+    def n_polls(self, slot: int) -> int:
+        """Polls due in a slot; at least one."""
+        return max((self.slot_end_ms(slot) - self.slot_start_ms(slot)) // self.poll_ms, 1)
+
+    def is_warm(self, slot: int, stretches: tuple[Stretch, ...]) -> bool:
+        """Whether the whole slot lies after the warm-up of its stretch."""
+        start, end = self.slot_start_ms(slot), self.slot_end_ms(slot)
+        begun = [s.start_ms for s in stretches if s.start_ms < end] or [0]
+        return start >= max(begun) + self.warmup_ms
+
+    def n_slots_warm(self, slots_begin: int, slots_end: int, stretches: tuple[Stretch, ...]) -> int:
+        """Slots in [begin, end) that the temperature criterion has to judge."""
+        return sum(self.is_warm(index, stretches) for index in range(slots_begin, slots_end))
+
+
+def _begun(elapsed_ms: int, every_ms: int, duration_ms: int) -> int:
+    last_ms = min(elapsed_ms, duration_ms - 1)
+    return 0 if last_ms < 0 else last_ms // every_ms + 1

@@ -1,0 +1,1 @@
+"""The load: one child process a card, and the parent that watches them."""

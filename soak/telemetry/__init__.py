@@ -1,0 +1,1 @@
+"""Readings of a card, taken in a child that can be killed."""
