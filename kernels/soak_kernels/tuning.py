@@ -1,0 +1,152 @@
+"""Which tile a kernel uses, as data with reasons: (arch, head_dim, seq_len, causal, pass, dtype) -> (config, reason).
+
+The figures for gfx906 are static (compiled and modelled without a card); `python -m soak_kernels.compile` repeats them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Pass = Literal["forward", "dq", "dkv"]
+PASSES: tuple[Pass, ...] = ("forward", "dq", "dkv")
+HEAD_DIMS = (64, 128)
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """One compiled shape of one kernel.
+
+    block_m, block_n: rows of Q and of K/V a tile; chunk_qk: head dimension a step of the products that contract over it;
+    chunk_pv: head dimension a piece of the accumulators. chunk_qk == head_dim keeps the stationary operand on chip,
+    less re-reads it in each tile. transposed: the operand right of such a product comes from a copy [D, S] in the workspace.
+    """
+
+    block_m: int
+    block_n: int
+    chunk_qk: int
+    chunk_pv: int
+    transposed: bool
+    num_warps: int
+    num_stages: int
+
+    @property
+    def name(self) -> str:
+        """Short and unique: `128x32.qk16.pv16.t.w4.s1`."""
+        kind = "t" if self.transposed else "n"
+        return (
+            f"{self.block_m}x{self.block_n}.qk{self.chunk_qk}.pv{self.chunk_pv}"
+            f".{kind}.w{self.num_warps}.s{self.num_stages}"
+        )
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """The three kernels of one attention, with the reason of each choice (a run stores it)."""
+
+    forward: TileConfig
+    dq: TileConfig
+    dkv: TileConfig
+    reasons: tuple[str, str, str]
+
+    @property
+    def transposed(self) -> bool:
+        return self.forward.transposed or self.dq.transposed or self.dkv.transposed
+
+    @property
+    def row_multiple(self) -> int:
+        """What padded row counts are a multiple of: every block (powers of two) divides it."""
+        return max(max(tile.block_m, tile.block_n) for tile in (self.forward, self.dq, self.dkv))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line of the policy. `arch` is a prefix ("sm_9"), or "" for any; the first line that matches is taken."""
+
+    arch: str
+    pass_: Pass
+    head_dim: int
+    tile: TileConfig
+    reason: str
+    dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    seq_len_max: int | None = None
+    causal: bool | None = None
+    fallback: bool = field(default=False)
+
+
+def _t(m: int, n: int, qk: int, pv: int, transposed: bool, warps: int, stages: int) -> TileConfig:
+    return TileConfig(m, n, qk, pv, transposed, warps, stages)
+
+
+_HALF = ("float16", "bfloat16")
+_GFX906 = (
+    "gfx906 has no matrix unit: v_dot2 from registers, so the head dimension goes in chunks, the left operand is re-read, "
+    "the right one is contiguous along its columns (no 8-way LDS conflict); "
+)
+
+POLICY: tuple[Rule, ...] = (
+    Rule("gfx906", "forward", 128, _t(128, 32, 16, 16, True, 4, 1), _GFX906 + "no spill, dot2 share .73", ("float16",)),
+    Rule("gfx906", "forward", 64, _t(64, 64, 16, 16, True, 4, 1), _GFX906 + "no spill, dot2 share .63", ("float16",)),
+    Rule("gfx906", "dq", 128, _t(128, 32, 16, 16, True, 4, 1), _GFX906 + "no spill, dot2 share .78", ("float16",)),
+    Rule("gfx906", "dq", 64, _t(64, 64, 16, 16, True, 4, 1), _GFX906 + "no spill", ("float16",)),
+    Rule("gfx906", "dkv", 128, _t(32, 64, 32, 32, True, 4, 1), _GFX906 + "no spill, dot2 share .78", ("float16",)),
+    Rule("gfx906", "dkv", 64, _t(32, 64, 32, 32, True, 4, 1), _GFX906 + "no spill", ("float16",)),
+    Rule("sm_90", "forward", 128, _t(128, 128, 128, 128, False, 8, 3), "sm_90: wgmma on 128 x 128, K and V three deep (224 KB)", _HALF),
+    Rule("sm_90", "forward", 64, _t(128, 128, 64, 64, False, 8, 3), "sm_90: wgmma on 128 x 128, K and V three deep", _HALF),
+    Rule("sm_90", "dq", 128, _t(128, 64, 128, 128, False, 8, 3), "sm_90: Q, dO and dQ of 128 rows stay on chip", _HALF),
+    Rule("sm_90", "dq", 64, _t(128, 64, 64, 64, False, 8, 3), "sm_90: Q, dO and dQ of 128 rows stay on chip", _HALF),
+    Rule("sm_90", "dkv", 128, _t(64, 128, 128, 128, False, 8, 3), "sm_90: dK and dV of 128 rows fill the accumulators of 8 warps", _HALF),
+    Rule("sm_90", "dkv", 64, _t(64, 128, 64, 64, False, 8, 3), "sm_90: dK and dV of 128 rows fill the accumulators of 8 warps", _HALF),
+)  # fmt: skip
+
+
+def _generic(pass_: Pass, head_dim: int, dtype: str) -> tuple[TileConfig, str]:
+    """What every card with 64 KB of on-chip memory can hold: small tiles, one stage, nothing assumed."""
+    if dtype == "float32":
+        tile = TileConfig(32, 32, head_dim, head_dim, False, 4, 1)
+        return tile, "float32 products are exact (ieee), not tensor cores, so registers bound the tile"
+    tile = TileConfig(64, 32, head_dim, head_dim, False, 4, 1)
+    if pass_ == "dkv":
+        tile = TileConfig(32, 64, head_dim, head_dim, False, 4, 1)
+    return tile, "64 x 32 fits 64 KB of on-chip memory and 256 registers on cards with a matrix unit"
+
+
+def choose(
+    arch: str, *, head_dim: int, seq_len: int, causal: bool, pass_: Pass, dtype: str = "float16"
+) -> tuple[TileConfig, str]:
+    """The tile for one kernel and why.
+
+    arch: "sm_90", "gfx906", ... (see `device.architecture`); seq_len in rows; dtype as in `str(tensor.dtype)` without "torch.".
+    A card or type without a line of its own gets the generic tile, and the reason then begins with "fallback:".
+    Raises ValueError for a head_dim, seq_len, pass or dtype that no kernel has.
+    """
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(f"head_dim is {head_dim}; legal values: {', '.join(map(str, HEAD_DIMS))}")
+    if seq_len < 1:
+        raise ValueError(f"seq_len is {seq_len}; legal values: 1 and above")
+    if pass_ not in PASSES:
+        raise ValueError(f"pass is {pass_!r}; legal values: {', '.join(PASSES)}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype}; legal values: {', '.join(DTYPES)}")
+    for rule in POLICY:
+        if (
+            arch == rule.arch
+            and pass_ == rule.pass_
+            and head_dim == rule.head_dim
+            and dtype in rule.dtypes
+            and (rule.seq_len_max is None or seq_len <= rule.seq_len_max)
+            and (rule.causal is None or rule.causal == causal)
+        ):
+            return rule.tile, rule.reason
+    tile, reason = _generic(pass_, head_dim, dtype)
+    return tile, f"fallback: no {pass_} tile for {arch} {dtype} head_dim {head_dim}; {reason}"
+
+
+def plan(arch: str, *, head_dim: int, seq_len: int, causal: bool, dtype: str = "float16") -> AttentionConfig:
+    """`choose` for the three kernels of one attention; errors as there."""
+    chosen = [
+        choose(arch, head_dim=head_dim, seq_len=seq_len, causal=causal, pass_=pass_, dtype=dtype) for pass_ in PASSES
+    ]
+    (forward, why_forward), (dq, why_dq), (dkv, why_dkv) = chosen
+    return AttentionConfig(forward, dq, dkv, (why_forward, why_dq, why_dkv))
