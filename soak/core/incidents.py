@@ -32,9 +32,9 @@ KINDS: Mapping[str, Effect] = {
     "device_error": _fails("faults", "the runtime reported a device error"),
     "device_lost": _fails("faults", "the card fell off the bus or is gone from its driver"),
     "device_reset": _fails("faults", "the card was reset"),
-    "no_progress": _fails("faults", "no step finished by the deadline although worker and parent could run"),
+    "no_progress": _fails("faults", "no step finished by the deadline though worker and parent could run"),
     "mismatch": _fails("integrity", "an output differs from the golden digest of the same inputs"),
-    "digest_disagreement": _doubts("integrity", "equal cards gave different golden digests for the same inputs"),
+    "digest_disagreement": _doubts("integrity", "equal cards disagree on the digest of the same inputs"),
     # the host and our own program
     "worker_killed": _doubts("faults", "the worker was killed from outside"),
     "worker_out_of_memory": _doubts("faults", "the host killed the worker for memory"),

@@ -55,7 +55,9 @@ class Ready:
     kernel_reason: str
     step_ms: float  # a step of the largest shape
     versions: Mapping[str, str] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)  # calibration, memory taken, device as the runtime sees it
+    facts: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # calibration, memory taken, device as the runtime sees it
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,9 +120,15 @@ class Protocol:
         begun = [s.start_ms for s in stretches if s.start_ms < end] or [0]
         return start >= max(begun) + self.warmup_ms
 
-    def n_slots_warm(self, slots_begin: int, slots_end: int, stretches: tuple[Stretch, ...]) -> int:
-        """Slots in [begin, end) that the temperature criterion has to judge."""
-        return sum(self.is_warm(index, stretches) for index in range(slots_begin, slots_end))
+    def n_slots_warm(self, n_slots: int, stretches: tuple[Stretch, ...]) -> int:
+        """How many of the first `n_slots` slots lie after warm-up; arithmetic, not a loop over slots."""
+        starts = sorted({0, *(s.start_ms for s in stretches)})
+        warm = 0
+        for start, following in zip(starts, [*starts[1:], None], strict=True):
+            first = -(-(start + self.warmup_ms) // self.sample_ms)
+            beyond = n_slots if following is None else min(n_slots, following // self.sample_ms)
+            warm += max(beyond - first, 0)
+        return warm
 
 
 def _begun(elapsed_ms: int, every_ms: int, duration_ms: int) -> int:

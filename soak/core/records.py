@@ -104,9 +104,13 @@ class Device:
     temperature_sensor: Quantity | None = None  # the sensor that the temperature criterion judges
     slowdown_c: float | None = None  # where the card slows itself down, by its own word
     power_cap_w: float | None = None
-    supported: Mapping[Quantity, Reading] = field(default_factory=dict)  # first answer per quantity: ok, or why not
+    supported: Mapping[Quantity, Reading] = field(
+        default_factory=dict
+    )  # first answer per quantity: ok, or why not
     ecc: Reading = Reading.unsupported("not asked")  # ok(1): counters can be read
-    ecc_baseline: Mapping[str, Reading] = field(default_factory=dict)  # raw counters at t0, keys as in Poll.ecc
+    ecc_baseline: Mapping[str, Reading] = field(
+        default_factory=dict
+    )  # raw counters at t0, keys as in Poll.ecc
     notes: tuple[str, ...] = ()  # what a reader of the report should know about this card
 
 
@@ -164,7 +168,9 @@ class Slot:
     bad_ms: int = 0
     throttled_ms: int = 0  # observed milliseconds with thermal throttling
     stats: Mapping[Quantity, Stats] = field(default_factory=dict)
-    missing: Mapping[Quantity, str] = field(default_factory=dict)  # quantities with a poll that gave no value: the last reason
+    missing: Mapping[Quantity, str] = field(
+        default_factory=dict
+    )  # quantities with a poll that gave no value: the last reason
     ecc: Mapping[str, int] | None = None
     ecc_raw: Mapping[str, int] = field(default_factory=dict)
     ecc_doubt: str = ""

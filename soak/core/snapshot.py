@@ -1,4 +1,4 @@
-"""What a run looks like at one instant: immutable, made once a tick, read by the live view, metrics and pages."""
+"""What a run looks like at one instant: immutable, made once a tick, for the live view, metrics and pages."""
 
 from __future__ import annotations
 

@@ -1,0 +1,78 @@
+"""utilisation: the card was busy, with work behind it, for more than 98 % of the time."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from soak.core.criteria.base import Card, Conclusion, Evidence, Standing, earliest
+from soak.core.records import Cause, Quantity, Slot, State
+
+
+class Utilisation:
+    name: ClassVar[str] = "utilisation"
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self._in_spec_ms = 0
+        self._suspect_ms = 0
+        self._bad_ms = 0
+        self._throttled_ms = 0
+        self._widest = 0.0  # PCIe lanes
+        self._narrowest = float("inf")
+        self._first_bad_ms: int | None = None
+
+    def fold(self, record: Evidence) -> None:
+        if not isinstance(record, Slot):
+            return
+        self._in_spec_ms += record.in_spec_ms
+        self._suspect_ms += record.suspect_ms
+        self._bad_ms += record.bad_ms
+        if record.bad_ms:
+            self._throttled_ms += record.throttled_ms
+            self._first_bad_ms = earliest(self._first_bad_ms, record.first_bad_ms)
+        width = record.stats.get(Quantity.PCIE_WIDTH)
+        if width is not None:
+            self._widest = max(self._widest, width.max)
+            self._narrowest = min(self._narrowest, width.min)
+
+    def conclude(self, standing: Standing) -> Conclusion:
+        limits, elapsed_ms = self._card.protocol.limits, standing.elapsed_ms
+        lost_ms = elapsed_ms - self._in_spec_ms
+        share = self._in_spec_ms / elapsed_ms if elapsed_ms > 0 else None
+        planned_loss_ms = limits.utilisation_loss_max * self._card.protocol.duration_ms
+        state, cause, reason = State.UNKNOWN, None, self._split(elapsed_ms)
+        if self._bad_ms >= planned_loss_ms and self._bad_ms > self._card.two_polls_ms:
+            state, (cause, why) = State.FAIL, self._blame()
+            reason = f"{reason}; {why}"
+        elif self._in_spec_ms > 0 and (
+            lost_ms < limits.utilisation_loss_max * elapsed_ms or lost_ms <= self._card.two_polls_ms
+        ):
+            state = State.PASS
+        return Conclusion(
+            state,
+            reason,
+            value=share,
+            threshold=1 - limits.utilisation_loss_max,
+            unit="of the time",
+            cause=cause,
+            at_ms=self._first_bad_ms if state is State.FAIL else None,
+        )
+
+    def _split(self, elapsed_ms: int) -> str:
+        if elapsed_ms <= 0:
+            return "nothing observed yet"
+        unobserved_ms = max(elapsed_ms - self._in_spec_ms - self._suspect_ms - self._bad_ms, 0)
+        return (
+            f"of {elapsed_ms / 1000:.0f} s: {self._in_spec_ms / 1000:.0f} in spec, {self._bad_ms / 1000:.0f} bad, "
+            f"{self._suspect_ms / 1000:.0f} without work behind it, {unobserved_ms / 1000:.0f} unobserved"
+        )
+
+    def _blame(self) -> tuple[Cause, str]:
+        if self._narrowest < self._widest:
+            return (
+                Cause.HARDWARE,
+                f"the PCIe link fell from {self._widest:.0f} to {self._narrowest:.0f} lanes",
+            )
+        if 2 * self._throttled_ms >= self._bad_ms:
+            return Cause.ENVIRONMENT, "the card throttled itself for heat"
+        return Cause.HARDWARE, "no throttling and no change of the link was seen"

@@ -1,0 +1,60 @@
+"""Error counts since t0, from raw counters that may be reset, wrap, or vanish for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from soak.core.records import ECC_KINDS, Reading, ReadingStatus
+
+
+def readable(raw: Mapping[str, Reading]) -> dict[str, int] | None:
+    """The counters as integers, or None where one of them could not be read (or there is none)."""
+    values = {
+        key: int(r.value) for key, r in raw.items() if r.status is ReadingStatus.OK and r.value is not None
+    }
+    supported = [key for key, r in raw.items() if r.status is not ReadingStatus.UNSUPPORTED]
+    return values if values and len(values) == len(supported) else None
+
+
+@dataclass(slots=True)
+class EccLedger:
+    """Sums the increases of every counter over resets; a reset counts what the counter says afterwards.
+
+    `raw`: each counter's last value, at first the baseline; `since_t0`: its increases so far. A counter that
+    goes back inside a gap (readings further apart than they should be) hides what it counted before the
+    reset: `doubt` says so, for good.
+    """
+
+    raw: dict[str, int]
+    since_t0: dict[str, int] = field(default_factory=dict)
+    doubt: str = ""
+
+    def read(self, raw: Mapping[str, int], *, after_gap: bool) -> list[str]:
+        """Takes a reading of all counters; the keys that went back."""
+        went_back = []
+        for key, value in raw.items():
+            last = self.raw.get(key, 0)
+            if value < last:
+                went_back.append(key)
+                if after_gap:
+                    self.doubt = f"{key} went back from {last} to {value} while nobody was reading"
+            rise = value - last if value >= last else value
+            self.since_t0[key] = self.since_t0.get(key, 0) + rise
+            self.raw[key] = value
+        return went_back
+
+    def covers(self, raw: Mapping[str, int]) -> bool:
+        """Whether a reading has every counter of the baseline."""
+        return self.raw.keys() <= raw.keys()
+
+    def totals(self) -> dict[str, int]:
+        """Errors since t0 by kind. Views (volatile, aggregate) show the same errors: the largest counts;
+        blocks of one view are summed."""
+        views: dict[str, dict[str, int]] = {}
+        for key, rise in self.since_t0.items():
+            view, _, kind = key.split("/")
+            by_kind = views.setdefault(view, {})
+            by_kind[kind] = by_kind.get(kind, 0) + rise
+        kinds = [kind for kind in ECC_KINDS if any(kind in by_kind for by_kind in views.values())]
+        return {kind: max(by_kind.get(kind, 0) for by_kind in views.values()) for kind in kinds}

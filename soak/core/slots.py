@@ -1,0 +1,282 @@
+"""Polls to slots: the only place that sees polls.
+
+Slot k covers (k * sample, (k + 1) * sample]. A poll stands for the time since the one before, at most two
+poll intervals; that time is split at slot borders, while the poll's values belong to the slot it was done in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from soak.core.ecc import EccLedger, readable
+from soak.core.protocol import Protocol
+from soak.core.records import Device, Poll, Quantity, ReadingStatus, Slot, Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the load did, as known when a poll is judged; elapsed milliseconds."""
+
+    last_step_ms: int | None = None
+    expected_step_ms: float = 0.0
+    rate_ratio: float | None = None
+    exempt: bool = False
+
+
+RATE_MIN = 0.5  # of the card's own calibrated work rate
+
+
+def required_quantities(protocol: Protocol, device: Device) -> frozenset[Quantity]:
+    """What has to be read for a second to count as observed; what the card never had is not asked again."""
+    wanted = {Quantity.UTILISATION_PCT}
+    if "temperature" in protocol.limits.required and device.temperature_sensor is not None:
+        wanted.add(device.temperature_sensor)
+    return frozenset(
+        q
+        for q in wanted
+        if q is Quantity.UTILISATION_PCT
+        or q not in device.supported
+        or device.supported[q].status is not ReadingStatus.UNSUPPORTED
+    )
+
+
+class SlotFold:
+    """Folds one card's polls of one attempt into slots.
+
+    `resume` is the slot in which an earlier stretch of the attempt ended; its evidence is kept.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        device: Device,
+        attempt: int,
+        utc_at_t0_ms: int,
+        start_ms: int = 0,
+        resume: Slot | None = None,
+        ledger: EccLedger | None = None,
+    ) -> None:
+        self._protocol = protocol
+        self._gpu = device.gpu
+        self._attempt = attempt
+        self._utc_at_t0_ms = utc_at_t0_ms
+        self._required = required_quantities(protocol, device)
+        self._needs_ecc = "ecc" in protocol.limits.required and device.ecc.status is ReadingStatus.OK
+        self._ledger = ledger or EccLedger(readable(device.ecc_baseline) or {})
+        self._last_ecc_ms = start_ms if device.ecc.status is ReadingStatus.OK else None
+        self._last_poll_ms = start_ms
+        self._next_close = protocol.slot_index(start_ms + 1)
+        self._open: dict[int, _OpenSlot] = {}
+        if resume is not None and not resume.closed:
+            self._open[resume.index] = _OpenSlot.taken_up(resume)
+        self.observed_ms = 0
+        self.went_back: list[str] = []  # ECC counters that fell, for the run to report
+
+    @property
+    def ecc_totals(self) -> Mapping[str, int]:
+        return self._ledger.totals()
+
+    def add(self, poll: Poll, at_ms: int, work: Work) -> None:
+        """Takes a poll done at `at_ms`; n > 1 are n equal polls, the last at `at_ms`."""
+        if at_ms <= self._last_poll_ms or self._last_poll_ms >= self._protocol.duration_ms:
+            return  # out of order, or after the end
+        for n, last_ms in self._per_slot(poll.n, at_ms):
+            self._add_within_slot(poll, n, last_ms, work)
+
+    def _per_slot(self, n: int, at_ms: int) -> Iterator[tuple[int, int]]:
+        """Splits n polls at slot borders: (how many, instant of the last)."""
+        every = self._protocol.poll_ms
+        first_ms = at_ms - (n - 1) * every
+        while n > 0:
+            end_ms = self._protocol.slot_end_ms(self._protocol.slot_index(first_ms))
+            fit = n if first_ms > end_ms else min(n, (end_ms - first_ms) // every + 1)
+            yield fit, first_ms + (fit - 1) * every
+            n -= fit
+            first_ms += fit * every
+
+    def _add_within_slot(self, poll: Poll, n: int, at_ms: int, work: Work) -> None:
+        protocol = self._protocol
+        first_ms = at_ms - (n - 1) * protocol.poll_ms
+        if first_ms <= self._last_poll_ms:
+            return
+        index = protocol.slot_index(at_ms)
+        if index >= self._next_close:  # else the poll came too late for its slot, which stays as it is
+            slot = self._slot(index)
+            slot.take_values(poll, n)
+            self._take_ecc(poll, at_ms, slot)
+        kind = self._judge(poll, first_ms, at_ms, work)
+        throttled = _is_on(poll, Quantity.THERMAL_THROTTLE)
+        begin_ms = max(self._last_poll_ms, first_ms - 2 * protocol.poll_ms)
+        self._last_poll_ms = at_ms
+        if kind is not None:
+            self._spread(begin_ms, min(at_ms, protocol.duration_ms), kind, throttled)
+
+    def _spread(self, begin_ms: int, end_ms: int, kind: str, throttled: bool) -> None:
+        """Credits (begin, end] to the slots it lies in; time of a slot already closed stays unobserved."""
+        while begin_ms < end_ms:
+            index = begin_ms // self._protocol.sample_ms
+            border_ms = min(end_ms, self._protocol.slot_end_ms(index))
+            if index >= self._next_close:
+                self._slot(index).take_time(begin_ms, border_ms, kind, throttled)
+                self.observed_ms += border_ms - begin_ms
+            begin_ms = border_ms
+
+    def _judge(self, poll: Poll, first_ms: int, at_ms: int, work: Work) -> str | None:
+        """None (unobserved), bad, suspect or in_spec."""
+        values = poll.readings
+        for quantity in self._required:
+            reading = values.get(quantity)
+            if reading is None or reading.status is not ReadingStatus.OK:
+                return None
+        if self._needs_ecc:
+            fresh_ms = self._protocol.ecc_every_ms + 2 * self._protocol.poll_ms
+            if self._last_ecc_ms is None or at_ms - self._last_ecc_ms > fresh_ms:
+                return None
+        utilisation = values[Quantity.UTILISATION_PCT].value
+        assert utilisation is not None
+        if utilisation < self._protocol.limits.utilisation_min_pct:
+            return "bad"
+        patience_ms = max(2 * self._protocol.poll_ms, 3 * work.expected_step_ms)
+        if work.last_step_ms is None or first_ms - work.last_step_ms > patience_ms:
+            return "suspect"
+        slow = work.rate_ratio is not None and work.rate_ratio < RATE_MIN and not work.exempt
+        return "suspect" if slow and self._protocol.work_rate_rule else "in_spec"
+
+    def _take_ecc(self, poll: Poll, at_ms: int, slot: _OpenSlot) -> None:
+        raw = readable(poll.ecc) if poll.ecc is not None else None
+        if raw is None or self._last_ecc_ms is None or not self._ledger.covers(raw):
+            return
+        gap_ms = at_ms - self._last_ecc_ms
+        self.went_back += self._ledger.read(raw, after_gap=gap_ms > 3 * self._protocol.ecc_every_ms)
+        self._last_ecc_ms = at_ms
+        slot.ecc = self._ledger.totals()
+        slot.ecc_raw = dict(self._ledger.raw)
+        slot.ecc_doubt = self._ledger.doubt
+
+    def _slot(self, index: int) -> _OpenSlot:
+        if index not in self._open:
+            self._open[index] = _OpenSlot(
+                Slot(
+                    attempt=self._attempt,
+                    gpu=self._gpu,
+                    index=index,
+                    start_ms=self._protocol.slot_start_ms(index),
+                    end_ms=self._protocol.slot_end_ms(index),
+                    utc_ms=self._utc_at_t0_ms + self._protocol.slot_start_ms(index),
+                )
+            )
+        return self._open[index]
+
+    def closed(self, elapsed_ms: int, *, at_end: bool = False) -> list[Slot]:
+        """The slots that are over and will get no more polls, each once; empty ones too: a gap is a row."""
+        done = []
+        while self._next_close < self._protocol.n_slots:
+            end_ms = self._protocol.slot_end_ms(self._next_close)
+            settled = self._last_poll_ms >= end_ms or elapsed_ms >= end_ms + 2 * self._protocol.poll_ms
+            if elapsed_ms < end_ms or not (settled or at_end):
+                break
+            done.append(replace(self._slot(self._next_close).row(), closed=True))
+            del self._open[self._next_close]
+            self._next_close += 1
+        return done
+
+    def open_slot(self) -> Slot | None:
+        """The slot in progress so far (the earliest of two around a border)."""
+        slots = self.open_slots()
+        return slots[-1] if slots else None
+
+    def open_slots(self) -> list[Slot]:
+        return [self._open[index].row() for index in sorted(self._open)]
+
+
+@dataclass(slots=True)
+class _OpenSlot:
+    base: Slot
+    n_polls: int = 0
+    times: dict[str, int] = field(default_factory=lambda: {"in_spec": 0, "suspect": 0, "bad": 0})
+    throttled_ms: int = 0
+    values: dict[Quantity, list[tuple[float, int]]] = field(default_factory=dict)
+    missing: dict[Quantity, str] = field(default_factory=dict)
+    ecc: Mapping[str, int] | None = None
+    ecc_raw: Mapping[str, int] = field(default_factory=dict)
+    ecc_doubt: str = ""
+    first_bad_ms: int | None = None
+
+    @classmethod
+    def taken_up(cls, slot: Slot) -> _OpenSlot:
+        times = {"in_spec": slot.in_spec_ms, "suspect": slot.suspect_ms, "bad": slot.bad_ms}
+        return cls(
+            slot, slot.n_polls, times, slot.throttled_ms, {}, dict(slot.missing), slot.ecc, slot.ecc_raw,
+            slot.ecc_doubt, slot.first_bad_ms,
+        )  # fmt: skip
+
+    def take_values(self, poll: Poll, n: int) -> None:
+        self.n_polls += n
+        for quantity, reading in poll.readings.items():
+            if reading.status is ReadingStatus.OK and reading.value is not None:
+                self.values.setdefault(quantity, []).append((reading.value, n))
+            else:
+                self.missing[quantity] = f"{reading.status}: {reading.reason}"
+
+    def take_time(self, begin_ms: int, end_ms: int, kind: str, throttled: bool) -> None:
+        self.times[kind] += end_ms - begin_ms
+        if throttled:
+            self.throttled_ms += end_ms - begin_ms
+        if kind == "bad" and self.first_bad_ms is None:
+            self.first_bad_ms = begin_ms
+
+    def row(self) -> Slot:
+        stats = {q: _joined(self.base.stats.get(q), _stats(values)) for q, values in self.values.items()}
+        return replace(
+            self.base,
+            n_polls=self.n_polls,
+            observed_ms=sum(self.times.values()),
+            in_spec_ms=self.times["in_spec"],
+            suspect_ms=self.times["suspect"],
+            bad_ms=self.times["bad"],
+            throttled_ms=self.throttled_ms,
+            stats={**self.base.stats, **stats},
+            missing=dict(self.missing),
+            ecc=self.ecc,
+            ecc_raw=self.ecc_raw,
+            ecc_doubt=self.ecc_doubt,
+            first_bad_ms=self.first_bad_ms,
+        )
+
+
+def _is_on(poll: Poll, quantity: Quantity) -> bool:
+    reading = poll.readings.get(quantity)
+    return reading is not None and bool(reading.value)
+
+
+def _stats(values: list[tuple[float, int]]) -> Stats:
+    """Of (value, how often); percentiles by nearest rank."""
+    ordered = sorted(values)
+    n = sum(count for _, count in ordered)
+    return Stats(
+        n=n,
+        min=ordered[0][0],
+        mean=sum(value * count for value, count in values) / n,
+        max=ordered[-1][0],
+        p05=_rank(ordered, max(-(-n * 5 // 100), 1)),
+        p95=_rank(ordered, max(-(-n * 95 // 100), 1)),
+        last=values[-1][0],
+    )
+
+
+def _rank(ordered: list[tuple[float, int]], rank: int) -> float:
+    for value, count in ordered:
+        rank -= count
+        if rank <= 0:
+            return value
+    return ordered[-1][0]
+
+
+def _joined(before: Stats | None, now: Stats) -> Stats:
+    """A slot taken up by `continue`: percentiles are those of its last part, the rest is of the whole."""
+    if before is None:
+        return now
+    n = before.n + now.n
+    mean = (before.mean * before.n + now.mean * now.n) / n
+    return replace(now, n=n, mean=mean, min=min(before.min, now.min), max=max(before.max, now.max))
