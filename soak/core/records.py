@@ -104,13 +104,12 @@ class Device:
     temperature_sensor: Quantity | None = None  # the sensor that the temperature criterion judges
     slowdown_c: float | None = None  # where the card slows itself down, by its own word
     power_cap_w: float | None = None
-    supported: Mapping[Quantity, Reading] = field(
-        default_factory=dict
-    )  # first answer per quantity: ok, or why not
-    ecc: Reading = Reading.unsupported("not asked")  # ok(1): counters can be read
-    ecc_baseline: Mapping[str, Reading] = field(
-        default_factory=dict
-    )  # raw counters at t0, keys as in Poll.ecc
+    # First answer per quantity: ok, or why not.
+    supported: Mapping[Quantity, Reading] = field(default_factory=dict)
+    # ok(1): error counters can be read.
+    ecc: Reading = field(default_factory=lambda: Reading.unsupported("not asked"))
+    # Raw error counters at t0, keys as in Poll.ecc.
+    ecc_baseline: Mapping[str, Reading] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what a reader of the report should know about this card
 
 
@@ -168,9 +167,8 @@ class Slot:
     bad_ms: int = 0
     throttled_ms: int = 0  # observed milliseconds with thermal throttling
     stats: Mapping[Quantity, Stats] = field(default_factory=dict)
-    missing: Mapping[Quantity, str] = field(
-        default_factory=dict
-    )  # quantities with a poll that gave no value: the last reason
+    # Quantities of which a poll gave no value: the last reason.
+    missing: Mapping[Quantity, str] = field(default_factory=dict)
     ecc: Mapping[str, int] | None = None
     ecc_raw: Mapping[str, int] = field(default_factory=dict)
     ecc_doubt: str = ""

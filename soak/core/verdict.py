@@ -151,9 +151,8 @@ def judge(record: RunRecord, protocol: Protocol) -> Judgement:
             by_attempt.setdefault(attempt.number, {})[device.gpu] = found
         findings = combined(earlier, found)
         cards.append(CardJudgement(device, card_verdict(findings), findings))
-    return judgement(
-        cards, complete=bool(record.attempts) and has_ended(record.attempts[-1]), by_attempt=by_attempt
-    )
+    complete = bool(record.attempts) and has_ended(record.attempts[-1])
+    return judgement(cards, complete=complete, by_attempt=by_attempt)
 
 
 def judgement(
@@ -196,12 +195,12 @@ def closing_fault(attempt: Attempt, rows: Mapping[str, int]) -> str:
         return "there is no closing record"
     if closing.dropped:
         return f"{closing.dropped} rows were dropped"
-    missing = [
-        f"{table}: {rows.get(table, 0)} of {n} rows"
-        for table, n in closing.rows.items()
-        if rows.get(table, 0) != n
+    differing = [
+        f"{table}: {rows.get(table, 0)} of {closing.rows.get(table, 0)} rows"
+        for table in sorted({*closing.rows, *rows})
+        if rows.get(table, 0) != closing.rows.get(table, 0)
     ]
-    return f"rows are missing or were added ({', '.join(missing)})" if missing else ""
+    return f"rows are missing or were added ({', '.join(differing)})" if differing or not closing.rows else ""
 
 
 def _rows_of(record: RunRecord, gpu: str, attempt: int) -> Iterable[Evidence]:

@@ -75,9 +75,8 @@ def broken_limits(check: GradientCheck, limits: Limits) -> list[str]:
         elif not error.max_abs < limit:
             broken.append(f"{name} differs by {error.max_abs:.2e} (limit {limit:.0e})")
         elif not error.relative_l2 < limits.gradient_relative_l2:
-            broken.append(
-                f"{name} differs by {error.relative_l2:.2e} in relative L2 (limit {limits.gradient_relative_l2:.0e})"
-            )
+            limit = limits.gradient_relative_l2
+            broken.append(f"{name} differs by {error.relative_l2:.2e} in relative L2 (limit {limit:.0e})")
     return broken
 
 
@@ -94,6 +93,6 @@ def _shares(check: GradientCheck, limits: Limits) -> list[float]:
         worst = max(
             error.max_abs / _absolute(limits)[error.tensor], error.relative_l2 / limits.gradient_relative_l2
         )
-        return worst if worst < float("inf") else float("inf")
+        return worst if worst < float("inf") else float("inf")  # NaN too is as bad as can be
 
     return [share(error) for error in check.errors if error.tensor in CHECKED]

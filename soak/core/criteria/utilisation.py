@@ -63,8 +63,9 @@ class Utilisation:
             return "nothing observed yet"
         unobserved_ms = max(elapsed_ms - self._in_spec_ms - self._suspect_ms - self._bad_ms, 0)
         return (
-            f"of {elapsed_ms / 1000:.0f} s: {self._in_spec_ms / 1000:.0f} in spec, {self._bad_ms / 1000:.0f} bad, "
-            f"{self._suspect_ms / 1000:.0f} without work behind it, {unobserved_ms / 1000:.0f} unobserved"
+            f"of {elapsed_ms / 1000:.0f} s: {self._in_spec_ms / 1000:.0f} in spec, "
+            f"{self._bad_ms / 1000:.0f} bad, {self._suspect_ms / 1000:.0f} without work behind it, "
+            f"{unobserved_ms / 1000:.0f} unobserved"
         )
 
     def _blame(self) -> tuple[Cause, str]:
