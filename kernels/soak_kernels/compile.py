@@ -1,0 +1,247 @@
+"""What the compiler makes of every product configuration, without the card: registers, spills, scratch, LDS.
+
+    python -m soak_kernels.compile gfx906
+
+The compiler is given what the JIT would give it on the card: pointers aligned to 16 bytes and, on AMD, tensors under 2 GB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from soak_kernels import attention, digest
+from soak_kernels.tuning import HEAD_DIMS, PASSES, POLICY, TileConfig, choose
+
+TRITON_OF_GFX906 = (3, 8)
+_POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """One compiled kernel. vgprs: registers a thread; spills: registers spilled (NVIDIA: bytes stored and loaded);
+    scratch_bytes: private memory a thread; lds_bytes: shared memory a workgroup; waves_per_simd: by registers alone, AMD only;
+    dot2: v_dot2_f32_f16 in the text, AMD only (NVIDIA: wgmma). None: does not apply or was not read."""
+
+    name: str
+    arch: str
+    role: str
+    pass_: str
+    head_dim: int | None
+    causal: bool | None
+    dtype: str
+    config: str
+    vgprs: int
+    spills: int
+    scratch_bytes: int
+    lds_bytes: int
+    waves_per_simd: int | None
+    dot2: int | None
+    wgmma: int | None
+    triton: str
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row as JSON wants it: the key is `pass`, a word that Python keeps for itself."""
+        row = dataclasses.asdict(self)
+        return {("pass" if key == "pass_" else key): value for key, value in row.items()}
+
+
+@dataclass(frozen=True)
+class _Job:
+    name: str
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int
+    num_stages: int
+    pass_: str
+    head_dim: int | None
+    causal: bool | None
+    dtype: str
+    config: str
+    reason: str
+
+
+def product_dtypes(arch: str) -> tuple[str, ...]:
+    """The types for which `arch` has a tile of its own."""
+    found = {dtype for rule in POLICY if rule.arch == arch for dtype in rule.dtypes}
+    return tuple(sorted(found))
+
+
+def compile_all(arch: str, *, dtypes: Iterable[str] = ("float16",), seq_len: int = 4096) -> list[CompiledKernel]:
+    """Compile every product kernel for `arch` ("gfx906", "sm_90"): three passes, both head dimensions, full and causal, and
+    the small kernels around them. Takes seconds a kernel; Triton's cache makes a second call quick.
+
+    Raises ValueError where this Triton cannot compile for the architecture or is in interpreter mode.
+    """
+    target = _target(arch)
+    return [_compile(job, arch, target) for job in _jobs(arch, tuple(dtypes), seq_len)]
+
+
+def _target(arch: str) -> GPUTarget:
+    if triton.knobs.runtime.interpret:
+        raise ValueError("TRITON_INTERPRET is 1; legal: unset, since the interpreter has no compiler")
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if re.fullmatch(r"sm_\d+", arch):
+        return GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+    if re.fullmatch(r"gfx[0-9a-f]+", arch):
+        if arch == "gfx906" and version < TRITON_OF_GFX906:
+            raise ValueError(f"arch is gfx906 but Triton is {triton.__version__}; legal: Triton 3.8 and above")
+        return GPUTarget("hip", arch, 32 if arch.startswith("gfx1") else 64)
+    raise ValueError(f"arch is {arch!r}; legal: sm_<number> or gfx<number>")
+
+
+def _jobs(arch: str, dtypes: tuple[str, ...], seq_len: int) -> Iterable[_Job]:
+    kernels = {"forward": attention._forward_kernel, "dq": attention._dq_kernel, "dkv": attention._dkv_kernel}
+    for dtype in dtypes:
+        for pass_ in PASSES:
+            for head_dim in HEAD_DIMS:
+                for causal in (False, True):
+                    tile, reason = choose(
+                        arch, head_dim=head_dim, seq_len=seq_len, causal=causal, pass_=pass_, dtype=dtype
+                    )
+                    yield _attention_job(kernels[pass_], pass_, head_dim, causal, dtype, tile, reason)
+        for head_dim in HEAD_DIMS:
+            constants = {"HEAD_DIM": head_dim, "BLOCK": attention.PREPARE_BLOCK}
+            for pass_, kernel in (
+                ("preprocess", attention._preprocess_kernel),
+                ("transpose", attention._transpose_kernel),
+            ):
+                signature = _signature(kernel, dtype, constants)
+                yield _Job(
+                    f"{pass_}-d{head_dim}-{dtype}", kernel, signature, constants, attention.PREPARE_WARPS, 1,
+                    pass_, head_dim, None, dtype, f"{attention.PREPARE_BLOCK}", "memory-bound, one block of rows",
+                )  # fmt: skip
+    for n_words in (1, *(head_dim // 2 for head_dim in HEAD_DIMS)):
+        constants = digest.constants(n_words)
+        signature = _signature(digest._digest_kernel, "float16", constants)
+        yield _Job(
+            f"digest-w{n_words}", digest._digest_kernel, signature, constants, digest.NUM_WARPS, 1,
+            "digest", None, None, "int32", f"{n_words} words", "memory-bound, one block of rows",
+        )  # fmt: skip
+
+
+def _attention_job(
+    kernel: Any, pass_: str, head_dim: int, causal: bool, dtype: str, tile: TileConfig, reason: str
+) -> _Job:
+    constants = attention._constants(tile, head_dim, causal)
+    num_warps, num_stages = constants.pop("num_warps"), constants.pop("num_stages")
+    name = f"{pass_}-d{head_dim}-{'causal' if causal else 'full'}-{dtype}"
+    signature = _signature(kernel, dtype, constants)
+    return _Job(
+        name, kernel, signature, constants, num_warps, num_stages, pass_, head_dim, causal, dtype, tile.name, reason
+    )
+
+
+def _signature(kernel: Any, dtype: str, constants: dict[str, Any]) -> dict[str, str]:
+    """Types by name: the house's names say what an argument is."""
+    types = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            types[name] = "constexpr"
+        elif name in ("p_lse", "p_lse2", "p_delta"):
+            types[name] = "*fp32"
+        elif name == "p_words":
+            types[name] = "*i32"
+        elif name in ("p_digest", "p_golden", "p_mismatches", "p_row_weight", "p_word_weight"):
+            types[name] = "*i64"
+        elif name.startswith("p_"):
+            types[name] = _POINTERS[dtype]
+        else:
+            types[name] = "fp32" if name.startswith("scale") else "i32"
+    return types
+
+
+def _compile(job: _Job, arch: str, target: GPUTarget) -> CompiledKernel:
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for i, name in enumerate(job.kernel.arg_names):
+        if job.signature[name].startswith("*"):
+            attributes[(i,)] = [["tt.divisibility", 16]]
+            if target.backend == "hip":
+                attributes[(i,)].append(["tt.pointer_range", 32])
+        elif name in ("seq_pad", "zero"):
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    source = ASTSource(job.kernel, job.signature, constexprs=job.constants, attrs=attributes)
+    compiled = triton.compile(source, target=target, options={"num_warps": job.num_warps, "num_stages": job.num_stages})
+    facts = _amd_facts(compiled.asm["amdgcn"]) if target.backend == "hip" else _nvidia_facts(compiled.asm["cubin"], compiled.asm["ptx"])
+    return CompiledKernel(
+        name=job.name,
+        arch=arch,
+        role="product",
+        pass_=job.pass_,
+        head_dim=job.head_dim,
+        causal=job.causal,
+        dtype=job.dtype,
+        config=job.config,
+        lds_bytes=int(compiled.metadata.shared),
+        triton=triton.__version__,
+        reason=job.reason,
+        **facts,
+    )
+
+
+def _amd_facts(text: str) -> dict[str, Any]:
+    def value(key: str) -> int:
+        found = re.search(rf"\.{key}:\s+(\d+)", text)
+        assert found is not None, f"no .{key} in the kernel's metadata"
+        return int(found.group(1))
+
+    vgprs = value("vgpr_count")
+    return {
+        "vgprs": vgprs,
+        "spills": value("vgpr_spill_count") + value("sgpr_spill_count"),
+        "scratch_bytes": value("private_segment_fixed_size"),
+        "waves_per_simd": min(10, 256 // max(4, -(-vgprs // 4) * 4)),  # 256 registers a lane, given out by four
+        "dot2": len(re.findall(r"\bv_dot2_f32_f16\b", text)),
+        "wgmma": None,
+    }
+
+
+def _nvidia_facts(cubin: bytes, ptx: str) -> dict[str, Any]:
+    """From the binary that would run, read with the cuobjdump that Triton ships."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder) / "kernel.cubin"
+        binary.write_bytes(cubin)
+        usage = subprocess.run([tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True).stdout
+        code = subprocess.run([tool, "--dump-sass", binary], capture_output=True, text=True, check=True).stdout
+    registers = re.search(r"\bREG:(\d+)", usage)
+    stack = re.search(r"\bSTACK:(\d+)", usage)
+    local = re.search(r"\bLOCAL:(\d+)", usage)
+    assert registers and stack and local, "no resource usage in the binary"
+    return {
+        "vgprs": int(registers.group(1)),
+        "spills": len(re.findall(r"\b(?:STL|LDL)\b", code)),
+        "scratch_bytes": int(stack.group(1)) + int(local.group(1)),
+        "waves_per_simd": None,
+        "dot2": None,
+        "wgmma": len(re.findall(r"\bwgmma\.mma_async\b", ptx)),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table of `compile_all` for each architecture named; 0, or 1 where a kernel spills."""
+    rows = [row for arch in (arguments or ["gfx906", "sm_90"]) for row in compile_all(arch, dtypes=product_dtypes(arch))]
+    print(f"{'arch':8}{'kernel':32}{'config':34}{'vgprs':>6}{'spills':>7}{'scratch':>8}{'lds':>8}{'dot2':>6}{'wgmma':>6}")
+    for row in rows:
+        print(
+            f"{row.arch:8}{row.name:32}{row.config:34}{row.vgprs:6}{row.spills:7}{row.scratch_bytes:8}{row.lds_bytes:8}"
+            f"{'' if row.dot2 is None else row.dot2:>6}{'' if row.wgmma is None else row.wgmma:>6}"
+        )
+    return int(any(row.spills or row.scratch_bytes for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
