@@ -1,0 +1,83 @@
+"""Before t0: waits until every card has finished its first step and its error counters have been read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from soak.core.ecc import readable
+from soak.core.errors import CannotRun
+from soak.core.incidents import KINDS
+from soak.core.ports import Happening, LoadEvent, Ready
+from soak.core.protocol import Protocol
+from soak.core.records import Device, Poll, Reading, ReadingStatus, RunInfo
+
+READY_WITHIN_MS = 600_000
+
+
+class Muster:
+    """Collects what has to be there before the clock starts; refuses a start that cannot come about."""
+
+    def __init__(self, info: RunInfo, protocol: Protocol, begun_boot_ms: int) -> None:
+        self._info, self._protocol = info, protocol
+        self._begun_boot_ms = begun_boot_ms
+        self._ready: dict[str, Ready] = {}
+        self._ecc: dict[str, Mapping[str, Reading]] = {}
+        self.happened: list[Happening] = []
+
+    def take_reading(self, item: Poll | Happening) -> None:
+        if isinstance(item, Happening):
+            self.happened.append(item)
+        elif item.ecc is not None and readable(item.ecc) is not None:
+            self._ecc[item.gpu] = item.ecc
+
+    def take_event(self, event: LoadEvent) -> None:
+        """Raises CannotRun where a worker reports what would be a fault later on."""
+        if isinstance(event, Ready):
+            self._ready[event.gpu] = event
+        elif isinstance(event, Happening):
+            if KINDS[event.kind].criterion is not None:
+                where = f"{event.gpu}: " if event.gpu else ""
+                what = event.kind.replace("_", " ")
+                raise CannotRun(f"{where}the load does not start: {what}: {event.detail}")
+            self.happened.append(event)
+
+    def waiting_for(self, boot_ms: int) -> list[str]:
+        """What is missing still, in words; empty: t0 can be set. Raises CannotRun after 10 min."""
+        missing = [d.gpu for d in self._info.devices if d.gpu not in self._ready]
+        if missing and boot_ms - self._begun_boot_ms > READY_WITHIN_MS:
+            raise CannotRun(
+                f"{', '.join(missing)}: no step finished within 10 min; is the card able to work?"
+            )
+        if missing:
+            return [f"the first step of {gpu}" for gpu in missing]
+        return [
+            f"the ECC baseline of {d.gpu}" for d in self._info.devices if self._lacks_baseline(d, boot_ms)
+        ]
+
+    def _lacks_baseline(self, device: Device, boot_ms: int) -> bool:
+        unsupported = device.ecc.status is ReadingStatus.UNSUPPORTED
+        if "ecc" not in self._protocol.limits.required or unsupported:
+            return False
+        if device.gpu in self._ecc or readable(device.ecc_baseline) is not None:
+            return False
+        waited_ms = boot_ms - max(ready.boot_ms for ready in self._ready.values())
+        if waited_ms > 2 * self._protocol.ecc_every_ms:
+            raise CannotRun(
+                f"{device.gpu}: the ECC baseline cannot be read ({device.ecc.reason or 'no answer'}); "
+                "without it errors since the start cannot be counted"
+            )
+        return True
+
+    def info_at_t0(self) -> RunInfo:
+        """The run's facts, with what the workers and the last readings before t0 add."""
+        devices = tuple(
+            replace(d, ecc_baseline=self._ecc.get(d.gpu, d.ecc_baseline)) for d in self._info.devices
+        )
+        first = self._ready[devices[0].gpu]
+        versions = {**self._info.versions, **first.versions}
+        return replace(self._info, devices=devices, kernel=first.kernel, versions=versions)
+
+    def facts(self) -> Mapping[str, Ready]:
+        """Each card's first message: kernel and why, step time, calibration."""
+        return dict(self._ready)
