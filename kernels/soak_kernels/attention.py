@@ -16,6 +16,7 @@ score, probability or store is masked instead. Names: p_ pointer, b_ block, o_ o
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +38,13 @@ _LSE_PAD = tl.constexpr(1e30)
 
 
 @triton.jit
-def _left(p_x, o_row, o_chunk, shift, HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, CHUNKED: tl.constexpr):
+def _left(p_x, o_row, o_chunk, HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr):
     """The operand left of a product over the head dimension, once per program; a placeholder where tiles re-read it."""
-    if CHUNKED:
-        return 0
+    if CHUNK == HEAD_DIM:
+        b_x = tl.load(p_x + (o_row[:, None] * HEAD_DIM + o_chunk[None, :]))
     else:
-        return tl.load(p_x + (o_row[:, None] * HEAD_DIM + o_chunk[None, :] + shift))
+        b_x = 0
+    return b_x
 
 
 @triton.jit
@@ -155,7 +157,7 @@ def _forward_kernel(
     o_col = tl.arange(0, BLOCK_N)
     o_chunk = tl.arange(0, CHUNK_QK)
     o_piece = tl.arange(0, CHUNK_PV)
-    b_q = _left(p_q, o_row_in, o_chunk, 0, HEAD_DIM, CHUNK_QK, CHUNK_QK < HEAD_DIM)
+    b_q = _left(p_q, o_row_in, o_chunk, HEAD_DIM, CHUNK_QK)
     b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_M], tl.float32)
     b_acc = _zeros(BLOCK_M, HEAD_DIM, CHUNK_PV)
@@ -180,7 +182,8 @@ def _forward_kernel(
         )  # fmt: skip
 
     _store(p_o, b_acc, 1.0 / b_sum, o_row, o_piece, seq_len, HEAD_DIM, CHUNK_PV)
-    tl.store(p_lse + o_row, (b_max * scale_log2 + tl.log2(b_sum)) * _LN_2, mask=o_row < seq_len)
+    b_lse = (b_max.to(tl.float64) * scale_log2 + tl.log2(b_sum).to(tl.float64)) * _LN_2
+    tl.store(p_lse + o_row, b_lse, mask=o_row < seq_len)
 
 
 @triton.jit(do_not_specialize=["seq_len"])
@@ -198,11 +201,12 @@ def _transpose_kernel(p_x, p_xt, seq_len, seq_pad, HEAD_DIM: tl.constexpr, BLOCK
 
 @triton.jit(do_not_specialize=["seq_len"])
 def _preprocess_kernel(
-    p_o, p_do, p_lse, p_lse2, p_delta, seq_len, seq_pad, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr
-):
-    """delta = rowsum(O * dO), and LSE in base 2; both padded so that a row past the end contributes exactly 0.
+    p_o, p_do, p_lse, p_high, p_low, p_delta, scale_log2, seq_len, seq_pad, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """delta = rowsum(O * dO); LSE as high (in units of raw scores) and low (base 2), so that P = exp2((s - high) * scale - low).
 
-    Grid: (seq_pad / BLOCK * B * H,).
+    One float32 would not do: with scores of 1e10 its last place is thousands. All are padded so that a row past the end
+    contributes exactly 0. Grid: (seq_pad / BLOCK * B * H,).
     """
     n_blocks = seq_pad // BLOCK
     i_slice = (tl.program_id(0) // n_blocks).to(tl.int64)
@@ -212,24 +216,18 @@ def _preprocess_kernel(
     o_x = i_slice * seq_len * HEAD_DIM + o_row[:, None] * HEAD_DIM + o_dim[None, :]
     b_o = tl.load(p_o + o_x, mask=m_row[:, None], other=0.0).to(tl.float32)
     b_do = tl.load(p_do + o_x, mask=m_row[:, None], other=0.0).to(tl.float32)
-    b_lse = tl.load(p_lse + i_slice * seq_len + o_row, mask=m_row, other=0.0)
-    tl.store(p_delta + i_slice * seq_pad + o_row, tl.sum(b_o * b_do, 1))
-    tl.store(p_lse2 + i_slice * seq_pad + o_row, tl.where(m_row, b_lse * _LOG2_E, _LSE_PAD))
-
-
-@triton.jit
-def _probability(b_s, b_lse2, scale_log2):
-    """exp2(s * scale - lse), at most 1: with scores near the end of fp16 the log-sum-exp's own rounding is thousands.
-
-    A select, not a minimum: a NaN must stay one.
-    """
-    b_x = b_s * scale_log2 - b_lse2
-    return tl.exp2(tl.where(b_x > 0.0, 0.0, b_x))
+    o_pad = i_slice * seq_pad + o_row
+    tl.store(p_delta + o_pad, tl.sum(b_o * b_do, 1))
+    b_lse2 = tl.load(p_lse + i_slice * seq_len + o_row, mask=m_row, other=0.0) * _LOG2_E
+    b_high = (b_lse2 / scale_log2).to(tl.float32)
+    b_low = (b_lse2 - b_high.to(tl.float64) * scale_log2).to(tl.float32)
+    tl.store(p_high + o_pad, b_high)
+    tl.store(p_low + o_pad, tl.where(m_row, b_low, _LSE_PAD))
 
 
 @triton.jit
 def _dq_tile(
-    p_q, p_k, p_kt, p_v, p_vt, p_do, b_q, b_do, b_lse2, b_delta, b_dq, n, o_row, o_row_in, o_col, o_chunk, o_piece,
+    p_q, p_k, p_kt, p_v, p_vt, p_do, b_q, b_do, b_high, b_low, b_delta, b_dq, n, o_row, o_row_in, o_col, o_chunk, o_piece,
     scale_log2, seq_len, seq_pad, zero,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr, CHUNK_PV: tl.constexpr,
     TRANSPOSED: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr,
@@ -247,7 +245,7 @@ def _dq_tile(
         b_do, p_do, p_v, p_vt, o_row_in, o_key_in, o_key, o_chunk, seq_pad, n * zero,
         HEAD_DIM, CHUNK_QK, TRANSPOSED, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    b_p = _probability(b_s, b_lse2[:, None], scale_log2)
+    b_p = tl.exp2((b_s - b_high[:, None]) * scale_log2 - b_low[:, None])
     if EDGE:
         m_key = o_key[None, :] < seq_len
         if CAUSAL:
@@ -259,7 +257,7 @@ def _dq_tile(
 
 @triton.jit(do_not_specialize=["seq_len"])
 def _dq_kernel(
-    p_q, p_k, p_kt, p_v, p_vt, p_do, p_lse2, p_delta, p_dq, scale, scale_log2, seq_len, seq_pad, zero,
+    p_q, p_k, p_kt, p_v, p_vt, p_do, p_high, p_low, p_delta, p_dq, scale, scale_log2, seq_len, seq_pad, zero,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr, CHUNK_PV: tl.constexpr,
     TRANSPOSED: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
@@ -283,10 +281,11 @@ def _dq_kernel(
     o_col = tl.arange(0, BLOCK_N)
     o_chunk = tl.arange(0, CHUNK_QK)
     o_piece = tl.arange(0, CHUNK_PV)
-    b_lse2 = tl.load(p_lse2 + i_slice * seq_pad + o_row)
+    b_high = tl.load(p_high + i_slice * seq_pad + o_row)
+    b_low = tl.load(p_low + i_slice * seq_pad + o_row)
     b_delta = tl.load(p_delta + i_slice * seq_pad + o_row)
-    b_q = _left(p_q, o_row_in, o_chunk, 0, HEAD_DIM, CHUNK_QK, CHUNK_QK < HEAD_DIM)
-    b_do = _left(p_do, o_row_in, o_chunk, 0, HEAD_DIM, CHUNK_QK, CHUNK_QK < HEAD_DIM)
+    b_q = _left(p_q, o_row_in, o_chunk, HEAD_DIM, CHUNK_QK)
+    b_do = _left(p_do, o_row_in, o_chunk, HEAD_DIM, CHUNK_QK)
     b_dq = _zeros(BLOCK_M, HEAD_DIM, CHUNK_PV)
 
     if CAUSAL:
@@ -297,13 +296,13 @@ def _dq_kernel(
         inner = seq_len // BLOCK_N * BLOCK_N
     for n in tl.range(0, inner, BLOCK_N):
         b_dq = _dq_tile(
-            p_q, p_k, p_kt, p_v, p_vt, p_do, b_q, b_do, b_lse2, b_delta, b_dq, n, o_row, o_row_in, o_col, o_chunk, o_piece,
+            p_q, p_k, p_kt, p_v, p_vt, p_do, b_q, b_do, b_high, b_low, b_delta, b_dq, n, o_row, o_row_in, o_col, o_chunk, o_piece,
             scale_log2, seq_len, seq_pad, zero,
             HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK_QK, CHUNK_PV, TRANSPOSED, CAUSAL, False,
         )  # fmt: skip
     for n in tl.range(inner, end, BLOCK_N):
         b_dq = _dq_tile(
-            p_q, p_k, p_kt, p_v, p_vt, p_do, b_q, b_do, b_lse2, b_delta, b_dq, n, o_row, o_row_in, o_col, o_chunk, o_piece,
+            p_q, p_k, p_kt, p_v, p_vt, p_do, b_q, b_do, b_high, b_low, b_delta, b_dq, n, o_row, o_row_in, o_col, o_chunk, o_piece,
             scale_log2, seq_len, seq_pad, zero,
             HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK_QK, CHUNK_PV, TRANSPOSED, CAUSAL, True,
         )  # fmt: skip
@@ -313,7 +312,7 @@ def _dq_kernel(
 
 @triton.jit
 def _dkv_tile(
-    p_q, p_qt, p_k, p_v, p_do, p_dot, p_lse2, p_delta, b_k, b_v, b_dk, b_dv, m, o_key, o_key_in, o_line, o_chunk, o_piece,
+    p_q, p_qt, p_k, p_v, p_do, p_dot, p_high, p_low, p_delta, b_k, b_v, b_dk, b_dv, m, o_key, o_key_in, o_line, o_chunk, o_piece,
     scale_log2, seq_len, seq_pad, zero,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr, CHUNK_PV: tl.constexpr,
     TRANSPOSED: tl.constexpr, DIAGONAL: tl.constexpr,
@@ -328,7 +327,7 @@ def _dkv_tile(
         b_k, p_k, p_q, p_qt, o_key_in, o_row_in, o_row, o_chunk, seq_pad, m * zero,
         HEAD_DIM, CHUNK_QK, TRANSPOSED, BLOCK_N, BLOCK_M,
     )  # fmt: skip
-    b_p = _probability(b_s, tl.load(p_lse2 + o_row)[None, :], scale_log2)
+    b_p = tl.exp2((b_s - tl.load(p_high + o_row)[None, :]) * scale_log2 - tl.load(p_low + o_row)[None, :])
     if DIAGONAL:
         b_p = tl.where(o_key[:, None] <= o_row[None, :], b_p, 0.0)
     b_dv = _accumulate(b_dv, b_p.to(p_do.dtype.element_ty), p_do, o_row_in, o_piece, HEAD_DIM, CHUNK_PV)
@@ -343,7 +342,7 @@ def _dkv_tile(
 
 @triton.jit(do_not_specialize=["seq_len"])
 def _dkv_kernel(
-    p_q, p_qt, p_k, p_v, p_do, p_dot, p_lse2, p_delta, p_dk, p_dv, scale, scale_log2, seq_len, seq_pad, zero,
+    p_q, p_qt, p_k, p_v, p_do, p_dot, p_high, p_low, p_delta, p_dk, p_dv, scale, scale_log2, seq_len, seq_pad, zero,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr, CHUNK_PV: tl.constexpr,
     TRANSPOSED: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
@@ -357,7 +356,8 @@ def _dkv_kernel(
     p_do += i_slice * seq_len * HEAD_DIM
     p_dk += i_slice * seq_len * HEAD_DIM
     p_dv += i_slice * seq_len * HEAD_DIM
-    p_lse2 += i_slice * seq_pad
+    p_high += i_slice * seq_pad
+    p_low += i_slice * seq_pad
     p_delta += i_slice * seq_pad
     if TRANSPOSED:
         p_qt += i_slice * seq_pad * HEAD_DIM
@@ -368,8 +368,8 @@ def _dkv_kernel(
     o_line = tl.arange(0, BLOCK_M)
     o_chunk = tl.arange(0, CHUNK_QK)
     o_piece = tl.arange(0, CHUNK_PV)
-    b_k = _left(p_k, o_key_in, o_chunk, 0, HEAD_DIM, CHUNK_QK, CHUNK_QK < HEAD_DIM)
-    b_v = _left(p_v, o_key_in, o_chunk, 0, HEAD_DIM, CHUNK_QK, CHUNK_QK < HEAD_DIM)
+    b_k = _left(p_k, o_key_in, o_chunk, HEAD_DIM, CHUNK_QK)
+    b_v = _left(p_v, o_key_in, o_chunk, HEAD_DIM, CHUNK_QK)
     b_dk = _zeros(BLOCK_N, HEAD_DIM, CHUNK_PV)
     b_dv = _zeros(BLOCK_N, HEAD_DIM, CHUNK_PV)
 
@@ -379,13 +379,13 @@ def _dkv_kernel(
         inner = tl.cdiv((i_block + 1) * BLOCK_N, BLOCK_M) * BLOCK_M
         for m in tl.range(first, tl.minimum(inner, seq_len), BLOCK_M):
             b_dk, b_dv = _dkv_tile(
-                p_q, p_qt, p_k, p_v, p_do, p_dot, p_lse2, p_delta, b_k, b_v, b_dk, b_dv,
+                p_q, p_qt, p_k, p_v, p_do, p_dot, p_high, p_low, p_delta, b_k, b_v, b_dk, b_dv,
                 m, o_key, o_key_in, o_line, o_chunk, o_piece, scale_log2, seq_len, seq_pad, zero,
                 HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK_QK, CHUNK_PV, TRANSPOSED, True,
             )  # fmt: skip
     for m in tl.range(inner, seq_len, BLOCK_M):
         b_dk, b_dv = _dkv_tile(
-            p_q, p_qt, p_k, p_v, p_do, p_dot, p_lse2, p_delta, b_k, b_v, b_dk, b_dv,
+            p_q, p_qt, p_k, p_v, p_do, p_dot, p_high, p_low, p_delta, b_k, b_v, b_dk, b_dv,
             m, o_key, o_key_in, o_line, o_chunk, o_piece, scale_log2, seq_len, seq_pad, zero,
             HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK_QK, CHUNK_PV, TRANSPOSED, False,
         )  # fmt: skip
@@ -405,12 +405,13 @@ PREPARE_WARPS = 4
 class Workspace:
     """Scratch of one shape and configuration; every element that is read is written first, so it may hold anything.
 
-    lse2, delta: float32 [B*H, S_pad]. k_t, v_t, q_t, do_t: [B*H, D, S_pad] in the inputs' type, or None where the
+    high, low (the log-sum-exp in two parts), delta: float32 [B*H, S_pad]. k_t, v_t, q_t, do_t: [B*H, D, S_pad] in the inputs' type, or None where the
     configuration reads the tensors as they are.
     """
 
     seq_pad: int
-    lse2: torch.Tensor
+    high: torch.Tensor
+    low: torch.Tensor
     delta: torch.Tensor
     k_t: torch.Tensor | None
     v_t: torch.Tensor | None
@@ -434,7 +435,8 @@ def allocate_workspace(q: torch.Tensor, config: AttentionConfig) -> Workspace:
 
     return Workspace(
         seq_pad=seq_pad,
-        lse2=rows(),
+        high=rows(),
+        low=rows(),
         delta=rows(),
         k_t=columns(config.forward.transposed or config.dq.transposed),
         v_t=columns(config.dq.transposed),
@@ -457,19 +459,19 @@ def attention_forward(
     """O = softmax(scale * Q K^T) V and its log-sum-exp, launched on the current stream.
 
     q, k, v: [B, H, S, D], contiguous, one shape, one type of float16, bfloat16, float32; scale: default 1 / sqrt(D).
-    Returns o like q and lse float32 [B, H, S] (natural logarithm of the sum of exponentials of the scaled scores); they are
-    the tensors of `out` where given. With `out` and `workspace` nothing is allocated.
+    Returns o like q and lse float64 [B, H, S] (natural logarithm of the sum of exponentials of the scaled scores; float64
+    because the backward needs its last digits when scores are huge); they are the tensors of `out` where given. With `out` and `workspace` nothing is allocated.
     Raises ValueError, naming the argument and what is legal, before anything is launched.
     """
     scale = _checked(config, scale, q=q, k=k, v=v)
-    o, lse = out if out is not None else (torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32))
+    o, lse = out if out is not None else (torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float64))
     _check_like(q, q.dtype, o=o)
-    _check_like(q[..., 0], torch.float32, lse=lse)
+    _check_like_rows(q, lse=lse)
     space = _checked_workspace(workspace, q, config)
     tile = config.forward
     k_t = _transposed(k, space.k_t, space) if tile.transposed else k
     _forward_kernel[(_n_blocks(q, tile.block_m),)](
-        p_q=q, p_k=k, p_kt=k_t, p_v=v, p_o=o, p_lse=lse, scale_log2=scale * LOG2_E,
+        p_q=q, p_k=k, p_kt=k_t, p_v=v, p_o=o, p_lse=lse, scale_log2=_scale_log2(scale),
         seq_len=q.shape[2], seq_pad=space.seq_pad, zero=0, **_constants(tile, q.shape[3], causal),
     )  # fmt: skip
     return o, lse
@@ -491,35 +493,43 @@ def attention_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dQ, dK, dV for the gradient `do` of O; o and lse as `attention_forward` returned them for the same arguments.
 
-    All [B, H, S, D], contiguous, one type; lse float32 [B, H, S]. `out` = (dq, dk, dv). The rest as in `attention_forward`.
+    All [B, H, S, D], contiguous, one type; lse float64 [B, H, S]. `out` = (dq, dk, dv). The rest as in `attention_forward`.
     """
     scale = _checked(config, scale, q=q, k=k, v=v, o=o, do=do)
-    _check_like(q[..., 0], torch.float32, lse=lse)
+    _check_like_rows(q, lse=lse)
     dq, dk, dv = out if out is not None else (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
     _check_like(q, q.dtype, dq=dq, dk=dk, dv=dv)
     space = _checked_workspace(workspace, q, config)
     seq_len, head_dim = q.shape[2:]
     _preprocess_kernel[(space.seq_pad // PREPARE_BLOCK * q.shape[0] * q.shape[1],)](
-        p_o=o, p_do=do, p_lse=lse, p_lse2=space.lse2, p_delta=space.delta, seq_len=seq_len, seq_pad=space.seq_pad,
+        p_o=o, p_do=do, p_lse=lse, p_high=space.high, p_low=space.low, p_delta=space.delta,
+        scale_log2=_scale_log2(scale), seq_len=seq_len, seq_pad=space.seq_pad,
         HEAD_DIM=head_dim, BLOCK=PREPARE_BLOCK, num_warps=PREPARE_WARPS,
     )  # fmt: skip
     tile = config.dq
     k_t = _transposed(k, space.k_t, space) if tile.transposed else k
     v_t = _transposed(v, space.v_t, space) if tile.transposed else v
     _dq_kernel[(_n_blocks(q, tile.block_m),)](
-        p_q=q, p_k=k, p_kt=k_t, p_v=v, p_vt=v_t, p_do=do, p_lse2=space.lse2, p_delta=space.delta, p_dq=dq,
-        scale=scale, scale_log2=scale * LOG2_E, seq_len=seq_len, seq_pad=space.seq_pad, zero=0,
+        p_q=q, p_k=k, p_kt=k_t, p_v=v, p_vt=v_t, p_do=do, p_high=space.high, p_low=space.low,
+        p_delta=space.delta, p_dq=dq,
+        scale=scale, scale_log2=_scale_log2(scale), seq_len=seq_len, seq_pad=space.seq_pad, zero=0,
         **_constants(tile, head_dim, causal),
     )  # fmt: skip
     tile = config.dkv
     q_t = _transposed(q, space.q_t, space) if tile.transposed else q
     do_t = _transposed(do, space.do_t, space) if tile.transposed else do
     _dkv_kernel[(_n_blocks(q, tile.block_n),)](
-        p_q=q, p_qt=q_t, p_k=k, p_v=v, p_do=do, p_dot=do_t, p_lse2=space.lse2, p_delta=space.delta, p_dk=dk, p_dv=dv,
-        scale=scale, scale_log2=scale * LOG2_E, seq_len=seq_len, seq_pad=space.seq_pad, zero=0,
+        p_q=q, p_qt=q_t, p_k=k, p_v=v, p_do=do, p_dot=do_t, p_high=space.high, p_low=space.low,
+        p_delta=space.delta, p_dk=dk, p_dv=dv,
+        scale=scale, scale_log2=_scale_log2(scale), seq_len=seq_len, seq_pad=space.seq_pad, zero=0,
         **_constants(tile, head_dim, causal),
     )  # fmt: skip
     return dq, dk, dv
+
+
+def _scale_log2(scale: float) -> float:
+    # Exactly the float32 that the kernels multiply with: they also use it in float64, and the two must not differ.
+    return float(struct.unpack("f", struct.pack("f", scale * LOG2_E))[0])
 
 
 def _n_blocks(q: torch.Tensor, block: int) -> int:
@@ -576,13 +586,21 @@ def _checked(config: AttentionConfig, scale: float | None, **tensors: torch.Tens
 
 
 def _check_like(model: torch.Tensor, dtype: torch.dtype, **tensors: torch.Tensor) -> None:
+    _check_shaped(list(model.shape), dtype, model.device, **tensors)
+
+
+def _check_like_rows(model: torch.Tensor, **tensors: torch.Tensor) -> None:
+    _check_shaped(list(model.shape[:3]), torch.float64, model.device, **tensors)
+
+
+def _check_shaped(shape: list[int], dtype: torch.dtype, device: torch.device, **tensors: torch.Tensor) -> None:
     for name, x in tensors.items():
-        if x.shape != model.shape:
-            raise ValueError(f"{name} has shape {list(x.shape)}; legal: {list(model.shape)}, as q demands")
+        if list(x.shape) != shape:
+            raise ValueError(f"{name} has shape {list(x.shape)}; legal: {shape}, as q demands")
         if x.dtype != dtype:
             raise ValueError(f"{name} has dtype {_dtype_name(x)}; legal: {str(dtype).removeprefix('torch.')}")
-        if x.device != model.device:
-            raise ValueError(f"{name} is on {x.device}; legal: {model.device}, where q is")
+        if x.device != device:
+            raise ValueError(f"{name} is on {x.device}; legal: {device}, where q is")
         if not x.is_contiguous():
             raise ValueError(f"{name} has strides {list(x.stride())}; legal: contiguous ({name}.contiguous() makes it so)")
 
@@ -599,7 +617,7 @@ def _checked_workspace(space: Workspace | None, q: torch.Tensor, config: Attenti
         "q_t": config.dkv.transposed,
         "do_t": config.dkv.transposed,
     }
-    fits = space.seq_pad == seq_pad and list(space.lse2.shape) == rows and space.lse2.device == q.device
+    fits = space.seq_pad == seq_pad and list(space.low.shape) == rows and space.low.device == q.device
     for name, needed in needs.items():
         x_t = getattr(space, name)
         fits = fits and (not needed or (x_t is not None and x_t.shape[1] == q.shape[3] and x_t.dtype == q.dtype))

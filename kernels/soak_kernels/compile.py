@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from soak_kernels import attention, digest
+from soak_kernels import attention, digest_kernels
 from soak_kernels.tuning import HEAD_DIMS, PASSES, POLICY, TileConfig, choose
 
 TRITON_OF_GFX906 = (3, 8)
@@ -125,10 +125,10 @@ def _jobs(arch: str, dtypes: tuple[str, ...], seq_len: int) -> Iterable[_Job]:
                     pass_, head_dim, None, dtype, f"{attention.PREPARE_BLOCK}", "memory-bound, one block of rows",
                 )  # fmt: skip
     for n_words in (1, *(head_dim // 2 for head_dim in HEAD_DIMS)):
-        constants = digest.constants(n_words)
-        signature = _signature(digest._digest_kernel, "float16", constants)
+        constants = digest_kernels.constants(n_words)
+        signature = _signature(digest_kernels._digest_kernel, "float16", constants)
         yield _Job(
-            f"digest-w{n_words}", digest._digest_kernel, signature, constants, digest.NUM_WARPS, 1,
+            f"digest-w{n_words}", digest_kernels._digest_kernel, signature, constants, digest_kernels.NUM_WARPS, 1,
             "digest", None, None, "int32", f"{n_words} words", "memory-bound, one block of rows",
         )  # fmt: skip
 
@@ -151,7 +151,9 @@ def _signature(kernel: Any, dtype: str, constants: dict[str, Any]) -> dict[str, 
     for name in kernel.arg_names:
         if name in constants:
             types[name] = "constexpr"
-        elif name in ("p_lse", "p_lse2", "p_delta"):
+        elif name == "p_lse":
+            types[name] = "*fp64"
+        elif name in ("p_high", "p_low", "p_delta"):
             types[name] = "*fp32"
         elif name == "p_words":
             types[name] = "*i32"

@@ -1,6 +1,6 @@
 """A digest of a tensor's bits per (slice, block of rows), and its comparison, both without a word to the host.
 
-The bits of a row are read as 32-bit words (two float16 or bfloat16, one float32). With fixed odd pseudo-random weights,
+The bits of a row are read as 32-bit words (two float16 or bfloat16, one float32, half a float64). With fixed odd pseudo-random weights,
 
     digest[i, j] = sum over the rows r of block j of  row_weight[r] * sum over words c of  word[i, r, c] * word_weight[c]
 
@@ -12,59 +12,12 @@ words of 32 bits leave 32 bits of room, so that two flipped top bits do not canc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import triton
-import triton.language as tl
-
 ROWS_PER_BLOCK = 128
-NUM_WARPS = 4
-_ROWS_PER_STEP = 32
-_COMPARE_BLOCK = 1024
 _WORD_BYTES = 4
 _MASK_64 = (1 << 64) - 1
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
-
-# --- kernels ---------------------------------------------------------------------------------------------------------
-
-
-@triton.jit(do_not_specialize=["n_rows", "n_blocks"])
-def _digest_kernel(
-    p_words, p_row_weight, p_word_weight, p_digest, n_rows, n_blocks,
-    N_WORDS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The digest of one block of rows of one slice. Grid: (slices * n_blocks,). WIDTH: N_WORDS up to a power of two."""
-    i_slice = (tl.program_id(0) // n_blocks).to(tl.int64)
-    i_block = tl.program_id(0) % n_blocks
-    o_word = tl.arange(0, WIDTH)
-    b_word_weight = tl.load(p_word_weight + o_word)
-    b_sum = tl.zeros([STEP], tl.int64)
-    p_words += i_slice * n_rows * N_WORDS
-    for start in tl.range(0, BLOCK, STEP):
-        o_row = i_block * BLOCK + start + tl.arange(0, STEP)
-        m_word = (o_row[:, None] < n_rows) & (o_word[None, :] < N_WORDS)
-        b_words = tl.load(p_words + o_row[:, None] * N_WORDS + o_word[None, :], mask=m_word, other=0)
-        b_words = b_words.to(tl.uint32, bitcast=True).to(tl.int64)
-        b_rows = tl.sum(b_words * b_word_weight[None, :], 1)
-        b_sum += b_rows * tl.load(p_row_weight + o_row)
-    tl.store(p_digest + tl.program_id(0), tl.sum(b_sum, 0))
-
-
-@triton.jit(do_not_specialize=["n"])
-def _compare_kernel(p_digest, p_golden, p_mismatches, n, BLOCK: tl.constexpr):
-    """mismatches[0] += how many of n differ. Grid: (1,): one owner of the count, so no atomics."""
-    b_count = tl.zeros([BLOCK], tl.int64)
-    for start in tl.range(0, n, BLOCK):
-        o = start + tl.arange(0, BLOCK)
-        b_digest = tl.load(p_digest + o, mask=o < n, other=0)
-        b_golden = tl.load(p_golden + o, mask=o < n, other=0)
-        b_count += (b_digest != b_golden).to(tl.int64)
-    tl.store(p_mismatches, tl.load(p_mismatches) + tl.sum(b_count, 0))
-
-
-# --- launchers and public functions ----------------------------------------------------------------------------------
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -83,7 +36,7 @@ def digest_weights(n_rows: int, n_words: int, device: torch.device | str) -> Dig
     rows = -(-n_rows // ROWS_PER_BLOCK) * ROWS_PER_BLOCK
     return DigestWeights(
         rows=torch.tensor([_odd(2 * i) for i in range(rows)], dtype=torch.int64, device=device),
-        words=torch.tensor([_odd(2 * i + 1) for i in range(_power_of_two(n_words))], dtype=torch.int64, device=device),
+        words=torch.tensor([_odd(2 * i + 1) for i in range(power_of_two(n_words))], dtype=torch.int64, device=device),
     )
 
 
@@ -98,7 +51,7 @@ def digest(
 ) -> torch.Tensor:
     """The digest of x: int64 [B * H, ceil(S / ROWS_PER_BLOCK)] on x's device; with `weights` and `out` nothing is allocated.
 
-    x: [B, H, S, D] or [B, H, S] (a value a row), contiguous, float16, bfloat16 or float32. On a GPU one Triton kernel that
+    x: [B, H, S, D] or [B, H, S] (a value a row), contiguous, float16, bfloat16, float32 or float64. On a GPU one Triton kernel that
     reads x once, on the CPU torch; both give the same numbers. Raises ValueError, naming the argument and what is legal.
     """
     n_slices, n_rows, n_words = _view(x)
@@ -116,14 +69,12 @@ def digest(
         out = torch.empty(shape, dtype=torch.int64, device=x.device)
     elif out.shape != shape or out.dtype != torch.int64 or out.device != x.device or not out.is_contiguous():
         raise ValueError(f"out is {out.dtype} {list(out.shape)} on {out.device}; legal: contiguous int64 {list(shape)} on {x.device}")
-    words = x.view(torch.int32)
-    if x.device.type == "cuda" or triton.knobs.runtime.interpret:
-        _digest_kernel[(shape[0] * shape[1],)](
-            p_words=words, p_row_weight=weights.rows, p_word_weight=weights.words, p_digest=out,
-            n_rows=n_rows, n_blocks=shape[1], **constants(n_words), num_warps=NUM_WARPS,
-        )  # fmt: skip
-        return out
-    return out.copy_(digest_torch(x, weights))
+    if x.device.type == "cpu":
+        return out.copy_(digest_torch(x, weights))
+    from soak_kernels import digest_kernels  # here, so that the CPU's path runs where Triton is not installed
+
+    digest_kernels.launch_digest(x.view(torch.int32), weights.rows, weights.words, out, n_rows=n_rows, n_words=n_words)
+    return out
 
 
 def digest_torch(x: torch.Tensor, weights: DigestWeights) -> torch.Tensor:
@@ -148,12 +99,12 @@ def compare(digests: torch.Tensor, golden: torch.Tensor, mismatches: torch.Tenso
             raise ValueError(f"{name} is {x.dtype} on {x.device}; legal: contiguous int64 on {digests.device}")
     if mismatches.numel() != 1:
         raise ValueError(f"mismatches has {mismatches.numel()} elements; legal: 1")
-    if digests.device.type == "cuda" or triton.knobs.runtime.interpret:
-        _compare_kernel[(1,)](
-            p_digest=digests, p_golden=golden, p_mismatches=mismatches, n=digests.numel(), BLOCK=_COMPARE_BLOCK, num_warps=4
-        )
-    else:
+    if digests.device.type == "cpu":
         mismatches += (digests != golden).sum()
+        return
+    from soak_kernels import digest_kernels
+
+    digest_kernels.launch_compare(digests, golden, mismatches)
 
 
 @dataclass(frozen=True)
@@ -171,13 +122,6 @@ def locate(digests: torch.Tensor, golden: torch.Tensor, *, seq_len: int, limit: 
     return [Mismatch(i, j * ROWS_PER_BLOCK, min((j + 1) * ROWS_PER_BLOCK, seq_len)) for i, j in found]
 
 
-def constants(n_words: int) -> dict[str, Any]:
-    """The compile-time arguments of the digest kernel for rows of n_words."""
-    width = _power_of_two(n_words)
-    step = min(ROWS_PER_BLOCK, max(_ROWS_PER_STEP, 1024 // width))
-    return {"N_WORDS": n_words, "WIDTH": width, "STEP": step, "BLOCK": ROWS_PER_BLOCK}
-
-
 def _view(x: torch.Tensor) -> tuple[int, int, int]:
     """(slices, rows a slice, words a row)."""
     if x.dim() not in (3, 4) or 0 in x.shape:
@@ -192,7 +136,7 @@ def _view(x: torch.Tensor) -> tuple[int, int, int]:
     return x.shape[0] * x.shape[1], x.shape[2], row_bytes // _WORD_BYTES
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 

@@ -5,7 +5,7 @@ The figures for gfx906 are static (compiled and modelled without a card); `pytho
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Pass = Literal["forward", "dq", "dkv"]
@@ -72,7 +72,6 @@ class Rule:
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     seq_len_max: int | None = None
     causal: bool | None = None
-    fallback: bool = field(default=False)
 
 
 def _t(m: int, n: int, qk: int, pv: int, transposed: bool, warps: int, stages: int) -> TileConfig:
