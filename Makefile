@@ -1,0 +1,84 @@
+# The commands of a checkout. A newcomer needs two: `make soak` and `make test`.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help venv soak test check lint wheel-check long constraints
+
+PYTHON ?= python3
+VENV ?= .venv
+DATA ?= .soak
+
+# torch and triton are installed only where the machine's Python has none: an environment that came with torch for
+# CUDA or ROCm keeps it. Without a GPU a CPU build will do; where pip would not choose one by itself, name the
+# index of PyTorch's CPU wheels: make venv TORCH_OPTIONS="--index-url …".
+TORCH ?= torch==2.13.0
+TORCH_OPTIONS ?=
+TRITON ?= triton==3.9.0
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 16
+
+# $(call environment,FOLDER,OPTIONS OF PYTHON'S VENV): a virtual environment with a torch and a triton in it.
+define environment
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "soak needs Python 3.11 or newer; name one: make PYTHON=python3.12 …" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
+	  || { echo "$(PYTHON) cannot make virtual environments; install Debian's python3-venv" >&2; exit 1; }
+	@if $(PYTHON) -c 'import torch' 2>/dev/null; then shared=--system-site-packages; else shared=; fi; \
+	$(PYTHON) -m venv $$shared $(2) $(1)
+	@$(1)/bin/python -c 'import torch' 2>/dev/null || $(1)/bin/pip install --quiet '$(TORCH)' $(TORCH_OPTIONS)
+	@$(1)/bin/python -c 'import triton' 2>/dev/null || $(1)/bin/pip install --quiet '$(TRITON)'
+endef
+
+READY := $(VENV)/.ready
+
+venv: $(READY)  ## the environment with everything to run, test and check
+
+$(READY): pyproject.toml constraints.txt Makefile
+	$(call environment,$(VENV),)
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+soak: $(READY)  ## a real soak of two minutes: of the GPU if there is one, else of the CPU; prints the certificate
+	@if compgen -G '/dev/nvidia[0-9]*' >/dev/null || [ -e /dev/kfd ]; then \
+	  device=all profile=generic; echo "Two minutes on every GPU of this machine, profile generic."; \
+	else \
+	  device=cpu profile=cpu; echo "No GPU here (neither /dev/nvidia* nor /dev/kfd): two minutes on the CPU instead."; \
+	fi; \
+	run_id=first-$$(date -u +%Y%m%dT%H%M%S); code=0; \
+	$(VENV)/bin/soak run --device $$device --profile $$profile --run-id $$run_id --data-dir $(DATA) \
+	  --duration 2m --warmup 30s --rotate-every 20s --check-every 60s --sample-every 15s || code=$$?; \
+	case $$code in 0|1|3) $(VENV)/bin/soak report --run-id $$run_id --data-dir $(DATA) || true;; esac; \
+	exit $$code
+
+test: $(READY)  ## every test that takes seconds
+	$(VENV)/bin/pytest -m 'not slow'
+
+check: lint wheel-check test  ## what CI runs: format, lint, types, import contracts, the wheel elsewhere, tests
+
+lint: $(READY)
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+ELSEWHERE := $(CURDIR)/build/elsewhere
+
+wheel-check: $(READY)  ## the wheel in a clean environment: a short soak of the CPU from another folder
+	@rm -rf build/wheel $(ELSEWHERE)
+	$(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(call environment,$(ELSEWHERE)/venv,--clear)
+	$(ELSEWHERE)/venv/bin/pip install --quiet --constraint constraints.txt build/wheel/*.whl
+	cd $(ELSEWHERE) && venv/bin/soak run --device cpu --run-id elsewhere --data-dir data --duration 30s --warmup 5s \
+	  --rotate-every 10s --check-every 15s --sample-every 5s --seq-len 64:512
+	cd $(ELSEWHERE) && venv/bin/soak report --run-id elsewhere --data-dir data --format json | venv/bin/python -m json.tool >/dev/null
+	cd $(ELSEWHERE) && venv/bin/soak db current --data-dir data
+
+long: $(READY)  ## what takes minutes to hours: slow tests, campaigns, kill storms
+	$(VENV)/bin/pytest -m slow
+	$(VENV)/bin/soak simulate --scenario healthy --campaign 1000 --data-dir $(DATA)
+
+constraints: $(READY)  ## constraints.txt from what is installed here
+	$(VENV)/bin/python .ci/constraints.py > constraints.txt.new
+	mv constraints.txt.new constraints.txt
