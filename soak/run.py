@@ -1,4 +1,4 @@
-"""The one loop of a run: wait for the cards, tick, finish. It knows ports only, and no clock but the one given.
+"""The one loop of a run: wait for the cards, tick, finish. It knows ports only, and no clock of its own.
 
 Every tick: what came in is folded, duties that are due are done, rows are written. The simulator drives the
 same object in virtual time.

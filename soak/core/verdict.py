@@ -59,17 +59,16 @@ class CardJudge:
 
     def _with_incident(self, found: Finding) -> Finding:
         incident = self._worst.get(found.criterion)
-        if incident is not None and found.state is not State.FAIL:
+        if incident is not None:
             effect = KINDS[incident.kind]
             assert effect.state is not None
-            detail = f": {incident.detail}" if incident.detail else ""
-            found = replace(
-                found,
-                state=effect.state,
-                reason=f"{incident.kind.replace('_', ' ')}{detail}",
-                cause=effect.cause,
-                at_ms=incident.at_ms,
-            )
+            words = f"{incident.kind.replace('_', ' ')}: {incident.detail}".removesuffix(": ")
+            if found.state is not State.FAIL:
+                found = replace(
+                    found, state=effect.state, reason=words, cause=effect.cause, at_ms=incident.at_ms
+                )
+            elif effect.state is State.FAIL:
+                found = replace(found, reason=f"{found.reason}; {words}")
         return replace(found, waived=True) if self._is_waived(found) else found
 
     def _is_waived(self, found: Finding) -> bool:

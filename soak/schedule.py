@@ -1,0 +1,190 @@
+"""APScheduler wakes the duties of a run; this adapter turns its wakes and mishaps into messages.
+
+Due times are the run's own and monotonic. APScheduler counts by the wall clock: when that is set, or drifts
+from the boot clock, every job is rescheduled from the monotonic due times.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Any
+
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED, JobEvent
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.jobstores.memory import MemoryJobStore
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.date import DateTrigger
+from apscheduler.triggers.interval import IntervalTrigger
+
+from soak.clock import SystemClock
+from soak.core.clockwatch import ClockWatch
+from soak.core.ports import Happening
+from soak.core.protocol import Protocol
+from soak.core.verdict import Judgement
+from soak.run import Run
+
+TICK_S = 1.0
+DRIFT_MS = 100  # wall against boot clock since the jobs were laid out; then they are laid out anew
+
+_KINDS = {
+    EVENT_JOB_ERROR: "scheduler_error",
+    EVENT_JOB_MISSED: "scheduler_missed",
+    EVENT_JOB_MAX_INSTANCES: "scheduler_overrun",
+}
+
+
+@dataclass(slots=True)
+class Inbox:
+    """What wakes the main loop: duties, happenings, signals. Safe to fill from threads and signal handlers."""
+
+    _queue: queue.SimpleQueue[str | Happening | int] = field(default_factory=queue.SimpleQueue)
+
+    def put(self, item: str | Happening | int) -> None:
+        self._queue.put(item)
+
+    def wait(self, timeout_s: float) -> list[str | Happening | int]:
+        """Everything that is there, at least one item or the timeout."""
+        items: list[str | Happening | int] = []
+        try:
+            items.append(self._queue.get(timeout=timeout_s))
+            while True:
+                items.append(self._queue.get_nowait())
+        except queue.Empty:
+            return items
+
+
+class Waker:
+    """The jobs of one run: rotation, check and sample at intervals, the end once."""
+
+    def __init__(self, protocol: Protocol, clock: SystemClock, inbox: Inbox) -> None:
+        self._protocol, self._clock, self._inbox = protocol, clock, inbox
+        self._boot_at_t0_ms = 0
+        self._offset_ms = 0
+        self._scheduler = BackgroundScheduler(
+            timezone=UTC,
+            jobstores={"default": MemoryJobStore()},
+            executors={"default": ThreadPoolExecutor(2)},  # a job only puts a word into the inbox
+            job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
+        )
+        self._scheduler.add_listener(
+            self._mishap, EVENT_JOB_ERROR | EVENT_JOB_MISSED | EVENT_JOB_MAX_INSTANCES
+        )
+
+    def start(self, boot_at_t0_ms: int) -> None:
+        """Lays out the jobs and starts the scheduler's thread."""
+        self._boot_at_t0_ms = boot_at_t0_ms
+        self._lay_out()
+        self._scheduler.start()
+
+    def follow_wall_clock(self) -> None:
+        """Call every second: lays the jobs out anew where the wall clock left the boot clock."""
+        offset_ms = self._clock.utc_ms() - self._clock.boot_ms()
+        if abs(offset_ms - self._offset_ms) > DRIFT_MS:
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        protocol, boot_ms = self._protocol, self._clock.boot_ms()
+        self._offset_ms = self._clock.utc_ms() - boot_ms
+        elapsed_ms = boot_ms - self._boot_at_t0_ms
+        for duty, every_ms in (
+            ("rotate", protocol.rotate_ms), ("check", protocol.check_ms), ("sample", protocol.sample_ms),
+        ):  # fmt: skip
+            next_ms = (max(elapsed_ms, 0) // every_ms + 1) * every_ms
+            trigger = IntervalTrigger(
+                seconds=every_ms / 1000, start_date=self._wall(next_ms), timezone=UTC
+            )  # fmt: skip
+            self._add(duty, trigger)
+        if elapsed_ms < protocol.duration_ms:
+            self._add("end", DateTrigger(self._wall(protocol.duration_ms), timezone=UTC))
+
+    def _add(self, duty: str, trigger: Any) -> None:
+        self._scheduler.add_job(self._inbox.put, trigger, args=(duty,), id=duty, replace_existing=True)
+
+    def _wall(self, at_ms: int) -> datetime:
+        """The wall-clock instant of an elapsed time, by the offset that holds now."""
+        return datetime.fromtimestamp((self._boot_at_t0_ms + at_ms + self._offset_ms) / 1000, UTC)
+
+    def _mishap(self, event: JobEvent) -> None:
+        detail = f"job {event.job_id}: {getattr(event, 'exception', None) or 'not run'}"
+        self._inbox.put(Happening(_KINDS[event.code], self._clock.boot_ms(), None, detail))
+
+    def stop(self) -> None:
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
+
+
+def handle_signals(inbox: Inbox) -> Callable[[], None]:
+    """SIGTERM and SIGINT put their number into the inbox, nothing else; the undo."""
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        inbox.put(number)  # SimpleQueue.put is reentrant: made for signal handlers
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def undo() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    return undo
+
+
+def drive(
+    run: Run,
+    protocol: Protocol,
+    clock: SystemClock,
+    inbox: Inbox,
+    on_tick: Callable[[Run, str], None],
+    confirm: Callable[[int], bool] = lambda _: True,
+) -> tuple[str, Judgement]:
+    """Drives a run in real time, to its end or to a signal; how it ended, and the judgement.
+
+    `on_tick(run, message)` is called about once a second. `confirm(signal)`: whether this signal stops the
+    run (on a terminal the first Ctrl-C does not).
+    """
+    waker = Waker(protocol, clock, inbox)
+    watch = ClockWatch(clock.boot_ms(), clock.utc_ms(), clock.awake_ms())
+    stopped_by: int | None = None
+    try:
+        stopped_by = _until_t0(run, inbox, on_tick, confirm)
+        if stopped_by is None:
+            waker.start(run.boot_at_t0_ms)
+        while stopped_by is None and not run.is_over:
+            for item in inbox.wait(TICK_S):
+                stopped_by = _take(run, item, confirm) or stopped_by
+            for happening in watch.look(clock.boot_ms(), clock.utc_ms(), clock.awake_ms()):
+                run.note(happening)
+            waker.follow_wall_clock()
+            run.tick()
+            on_tick(run, "")
+    finally:
+        waker.stop()
+    if stopped_by is not None and not run.is_over:
+        return "interrupted", run.finish("interrupted", signal.Signals(stopped_by).name)
+    end = "completed" if run.state == "ending" else "failed"
+    return end, run.finish(end, "" if end == "completed" else "no card can work any more")
+
+
+def _until_t0(
+    run: Run, inbox: Inbox, on_tick: Callable[[Run, str], None], confirm: Callable[[int], bool]
+) -> int | None:
+    while waiting := run.wait_for_cards():
+        on_tick(run, f"waiting for {', '.join(waiting)}")
+        for item in inbox.wait(0.1):
+            if isinstance(item, int) and confirm(item):
+                return item
+    return None
+
+
+def _take(run: Run, item: str | Happening | int, confirm: Callable[[int], bool]) -> int | None:
+    if isinstance(item, str):
+        run.wake(item)
+    elif isinstance(item, Happening):
+        run.note(item)
+    elif confirm(item):
+        return item
+    return None
