@@ -283,10 +283,10 @@ def test_a_counter_that_cannot_be_read_at_the_start_is_said(tree):
 def test_power_is_the_rise_of_the_energy_counters_also_over_a_wrap(tree):
     def energy(first: int, second: int) -> dict[str, str]:
         zone = "sys/class/powercap/intel-rapl:"
+        zones = (("0", "package-0", first), ("1", "package-1", second), ("0:0", "core", 5), ("2", "psys", 5))
         return {
             f"{zone}{number}/{name}": f"{text}\n"
-            for number, kind, counter in (("0", "package-0", first), ("1", "package-1", second))
-            + (("0:0", "core", 5), ("2", "psys", 5))
+            for number, kind, counter in zones
             for name, text in (("name", kind), ("energy_uj", counter), ("max_energy_range_uj", 262143328850))
         } | {"proc/meminfo": MEMINFO}
 
