@@ -1,0 +1,33 @@
+"""The product configurations compiled for cards that are not here: what decides on them are registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+LDS_LIMIT = {"gfx906": 64 * 1024, "sm_90": 227 * 1024}
+N_ATTENTION = 3 * 2 * 2  # passes, head dims, masks
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("arch", ["gfx906", "sm_90"])
+def test_product_kernels_fit_the_registers(compiler: Any, arch: str) -> None:
+    rows = compiler.call("rows", arch=arch)
+    float16 = [row for row in rows if row["pass"] in ("forward", "dq", "dkv") and row["dtype"] == "float16"]
+    assert len(float16) == N_ATTENTION
+    for row in rows:
+        assert row["arch"] == arch
+        assert row["role"] == "product"
+        assert row["spills"] == 0, row
+        assert row["scratch_bytes"] == 0, row
+        assert row["lds_bytes"] <= LDS_LIMIT[arch], row
+    for row in float16:
+        assert not row["reason"].startswith("fallback"), row
+        assert row["dot2" if arch == "gfx906" else "wgmma"] > 0, "the products are not on the fast path"
+
+
+@pytest.mark.parametrize("arch", ["gfx", "hopper", ""])
+def test_an_architecture_that_cannot_exist(compiler: Any, arch: str) -> None:
+    assert compiler.call("refusal", arch=arch) == f"arch is {arch!r}; legal: sm_<number> or gfx<number>"
