@@ -63,6 +63,7 @@ KINDS: Mapping[str, Effect] = {
     "store_error": Effect("the store refused a write; rows wait in memory"),
     "store_recovered": Effect("the store takes writes again"),
     "rows_dropped": Effect("rows were dropped because the store was away for too long"),
+    "lease_lost": _doubts("continuity", "another daemon took over the run or a card"),
     "kernel_log": Effect("the kernel log has a line about the card"),
     "resumed": Effect("the run was taken up again"),
     "stopped_on_fail": Effect("the run was ended by its first final fail, as asked"),
