@@ -40,6 +40,7 @@ class Disk(Interface):
 class Stage:
     """What a simulation plays on. `read` gives the run as the store holds it."""
 
+    clock: VirtualClock
     store: Store
     disk: Disk
     read: Callable[[], RunRecord]
@@ -64,7 +65,7 @@ def simulate(
     `info.devices` are `simulated_devices(scenario, n)`. A second attempt, after an interruption, is decided
     by `core.resume` from what the store holds, as in a real start.
     """
-    clock = VirtualClock(utc_ms=info.created_utc_ms)
+    clock = stage.clock
     faults = scaled(scenario.faults, protocol.duration_ms, protocol.poll_ms)
     plan = Plan(info, protocol, BOOT_ID)
     while True:

@@ -1,0 +1,196 @@
+"""`soak run`: the daemon, in the foreground, one run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from soak.cli.options import given, options
+from soak.cli.report import EXIT_CODES, rendered
+from soak.cli.start import Settled, backends_for, exit_judgement, find_devices, settle
+from soak.cli.view import set_up_logging, watching
+from soak.clock import SystemClock
+from soak.config import OPTIONS, Request, parse, resolve
+from soak.core.errors import EXIT_PASS, CannotRun
+from soak.core.records import Device, RunRecord
+from soak.core.resume import What
+from soak.core.verdict import Judgement
+from soak.load.pool import Pool
+from soak.run import Plan, Run
+from soak.schedule import Inbox, drive, handle_signals
+from soak.store.db import Database
+from soak.store.folder import prepare_folder
+from soak.store.host import host_id, this_process
+from soak.store.lease import Lease
+from soak.store.writer import Writer
+from soak.telemetry.watch import Sampler
+
+log = logging.getLogger("soak")
+_LATER = ("listen", "linger")  # with the HTTP surface
+
+
+@click.command()
+@options(name for name in OPTIONS if name not in _LATER)
+@click.option("--show-config", is_flag=True, help="Print each effective value and its source, and exit.")
+def run(show_config: bool, **flags: Any) -> int:
+    """Soak the cards and judge them; ends with the certificate, the exit code is the verdict's."""
+    request = parse(given(flags), os.environ)
+    if show_config:
+        return _show_config(request)
+    clock, inbox = SystemClock(), Inbox()
+    undo_signals = handle_signals(inbox)
+    try:
+        with ExitStack() as stack:
+            return _run(request, clock, inbox, stack)
+    finally:
+        undo_signals()
+
+
+def _show_config(request: Request) -> int:
+    """The configuration on the cards of this machine, or, without any, on a card of no known kind."""
+    devices: tuple[Device, ...] = ()
+    sampler = Sampler(backends_for(request), clock=SystemClock())
+    sampler.start()
+    try:
+        devices = find_devices(request, sampler)
+    except CannotRun as error:
+        click.echo(f"soak: {error} What follows is for a card of no known kind.", err=True)
+    finally:
+        sampler.stop(1_000)
+    config = resolve(request, devices, drawn_seed=0)
+    rows = config.rows()
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for key, value, source in rows:
+        click.echo(f"{key:<{widths[0]}}  {value:<{widths[1]}}  {source}")
+    return EXIT_PASS
+
+
+def _run(request: Request, clock: SystemClock, inbox: Inbox, stack: ExitStack) -> int:
+    settings = request.settings
+    set_up_logging(settings_of(request, "log_level"), settings_of(request, "log_format"))
+    folder = prepare_folder(settings["data_dir"].value)
+    host = host_id(folder)
+    database = stack.enter_context(Database.open(settings["database"].value))
+    database.upgrade()
+    sampler = Sampler(backends_for(request), clock=clock)
+    stack.callback(sampler.stop, 700)
+    sampler.start()
+    devices = find_devices(request, sampler)
+    settled = settle(request, devices, database, host, clock)
+    _announce(settled, database)
+    if settled.plan is None:
+        assert settled.finished is not None
+        return _print_finished(settled, database)
+    lease = Lease(database, this_process(host), clock)
+    lease.acquire(settled.plan.info.run_id, [d.gpu for d in devices])
+    stack.callback(lease.release)
+    _require_unchanged(settled, database)
+    return _soak(settled, settled.plan, database, sampler, lease, clock, inbox)
+
+
+def _require_unchanged(settled: Settled, database: Database) -> None:
+    """Between the decision and the lease another daemon may have had the run."""
+    before = settled.decision.before
+    if before is not None and database.load(before.info.run_id).attempts != before.attempts:
+        raise CannotRun(f"Run {before.info.run_id} was changed by another daemon just now; start again.")
+
+
+def settings_of(request: Request, name: str) -> str:
+    """A text option of a request, or its default."""
+    setting = request.settings.get(name)
+    return str(setting.value if setting is not None else OPTIONS[name].default)
+
+
+def _announce(settled: Settled, database: Database) -> None:
+    config, decision = settled.config, settled.decision
+    for warning in config.warnings:
+        log.warning(warning)
+    cards = ", ".join(f"{d.gpu} ({d.model or d.arch or d.vendor})" for d in settled.devices)
+    log.info("soaking %s; profile %s: %s", cards, config.profile, config.profile_reason)
+    log.info("database %s; %s", database.where, decision.reason)
+
+
+def _soak(
+    settled: Settled,
+    plan: Plan,
+    database: Database,
+    sampler: Sampler,
+    lease: Lease,
+    clock: SystemClock,
+    inbox: Inbox,
+) -> int:
+    protocol, run_id = plan.protocol, plan.info.run_id
+    _close_what_was_left(settled, database, clock)
+    writer = Writer(database, run_id, clock, lease=lease)
+    sampler.watch([d.gpu for d in settled.devices], protocol.poll_ms, protocol.ecc_every_ms)
+    pool = Pool(settled.devices, protocol, clock)
+    the_run = Run(plan, clock, sampler, pool, writer)
+    log.info("run %s, attempt %d, seed %d", run_id, plan.attempt, plan.info.seed)
+    try:
+        pool.start()
+        with watching() as on_tick:
+            end, judgement = drive(the_run, protocol, clock, inbox, on_tick, _confirm(the_run))
+    finally:
+        pool.stop(2_000)
+        writer.close(1_000)
+    _print_certificate(database, run_id, judgement, end)
+    return EXIT_CODES[judgement.verdict]
+
+
+def _close_what_was_left(settled: Settled, database: Database, clock: SystemClock) -> None:
+    """Writes the end of an attempt that was left without one, by a kill or a crash of the machine."""
+    decision = settled.decision
+    if decision.ended is None or decision.before is None:
+        return
+    writer = Writer(database, decision.before.info.run_id, clock, threaded=False)
+    writer.write(decision.ended)
+    writer.close(5_000)
+
+
+def _confirm(the_run: Run) -> Any:
+    """On a terminal the first Ctrl-C says what would be lost, the second stops; SIGTERM stops at once."""
+    asked = False
+
+    def confirm(number: int) -> bool:
+        nonlocal asked
+        if number == signal.SIGTERM or asked or not sys.stdin.isatty():
+            return True
+        asked = True
+        hours = the_run.elapsed_ms() / 3_600_000
+        log.warning(
+            "Ctrl-C again stops the run: %.2f h are recorded, but a run that is stopped never passes", hours
+        )
+        return False
+
+    return confirm
+
+
+def _print_finished(settled: Settled, database: Database) -> int:
+    """`--run-id` of a run that is finished, or that this start closes: its verdict, nothing is run."""
+    assert settled.finished is not None
+    if settled.decision.what is What.FINISHED and settled.decision.ended is not None:
+        _close_what_was_left(settled, database, SystemClock())
+    record = database.load(settled.finished.info.run_id)
+    judgement = exit_judgement(record)
+    click.echo(rendered(record, judgement, "text", colour=sys.stdout.isatty()).rstrip("\n"))
+    return EXIT_CODES[judgement.verdict]
+
+
+def _print_certificate(database: Database, run_id: str, judgement: Judgement, end: str) -> None:
+    """The certificate from the store; where that cannot be read, the verdict as it was reached live."""
+    if not any(card.findings for card in judgement.cards):
+        click.echo(f"Stopped before the clock started ({end}); nothing was recorded.")
+        return
+    try:
+        record: RunRecord = database.load(run_id)
+    except CannotRun as error:
+        click.echo(f"soak: {error}", err=True)
+        click.echo(f"{judgement.words} (run {run_id}, as reached before the store was lost)")
+        return
+    click.echo(rendered(record, exit_judgement(record), "text", colour=sys.stdout.isatty()).rstrip("\n"))

@@ -1,0 +1,173 @@
+"""Everything to be settled before a run starts: cards, configuration, what to take up."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from soak import __version__
+from soak.clock import SystemClock
+from soak.config import Config, Request, protocol_from_config, resolve, select
+from soak.core.errors import CannotRun, ConfigError
+from soak.core.reach import out_of_reach
+from soak.core.records import Device, RunInfo, RunRecord
+from soak.core.resume import Decision, OnInterrupt, What, decide
+from soak.core.verdict import Judgement, judge
+from soak.run import Plan
+from soak.store.db import Database
+from soak.store.host import boot_id
+from soak.telemetry.watch import Sampler
+
+GPU_BACKENDS = ("amd", "nvidia")
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A start that may go ahead (`plan`), or the run that is finished already (`finished`)."""
+
+    config: Config
+    devices: tuple[Device, ...]
+    decision: Decision
+    plan: Plan | None = None
+    finished: RunRecord | None = None
+
+
+def backends_for(request: Request) -> tuple[str, ...]:
+    """The telemetry backends that can know the devices asked for."""
+    return ("cpu",) if request.device == ("cpu",) else GPU_BACKENDS
+
+
+def find_devices(request: Request, sampler: Sampler) -> tuple[Device, ...]:
+    """The cards that are meant, as telemetry found them. CannotRun where they are not what was asked for."""
+    found = sampler.devices()
+    if not found:
+        why = "; ".join(f"{backend}: {reason}" for backend, reason in sampler.absences.items())
+        raise CannotRun(
+            f"No usable GPU on this machine ({why or 'none was found'}); `--device cpu` soaks the CPU."
+        )
+    devices = select(request.device, found)
+    expected = request.expect_gpus
+    if expected is not None and len(devices) != expected:
+        names = ", ".join(d.gpu for d in devices)
+        raise CannotRun(f"{expected} GPUs are expected and {len(devices)} are there ({names}).")
+    return devices
+
+
+def settle(
+    request: Request, devices: tuple[Device, ...], database: Database, host: str, clock: SystemClock
+) -> Settled:
+    """Resolves the configuration for these cards and decides what this start does."""
+    config = resolve(request, devices, drawn_seed=secrets.randbelow(1 << 31))
+    found = _earlier_run(config, devices, database, host)
+    judged = None if found is None else judge(found, protocol_from_config(found.info.config))
+    decision = decide(
+        found,
+        None if judged is None else judged.verdict,
+        on_interrupt=OnInterrupt(config.on_interrupt),
+        by_id=config.run_id is not None,
+        boot_id=boot_id(),
+        boot_ms=clock.boot_ms(),
+        utc_ms=clock.utc_ms(),
+    )
+    if decision.what is What.FINISHED:
+        return Settled(config, devices, decision, finished=found)
+    before = decision.before
+    if before is not None and decision.what in (What.ATTEMPT, What.CONTINUE):
+        _require_same(config, devices, before)
+        config = config.with_seed(before.info.seed, f"run {before.info.run_id}")
+        info = replace(before.info, devices=devices, config=before.info.config)
+    else:
+        before, info = None, _new_run(config, devices, host, clock)
+    _require_reach(config, devices)
+    plan = Plan(
+        info,
+        config.protocol(),
+        boot_id(),
+        attempt=decision.attempt,
+        before=before,
+        continues=decision.what is What.CONTINUE,
+        happened=decision.happened,
+        stop_on_fail=config.stop_on == "fail",
+    )
+    return Settled(config, devices, decision, plan)
+
+
+def _earlier_run(
+    config: Config, devices: Sequence[Device], database: Database, host: str
+) -> RunRecord | None:
+    """The run named by --run-id; else the newest one of this host, these cards and this protocol."""
+    runs = database.runs()
+    if config.run_id is not None:
+        known = any(summary.info.run_id == config.run_id for summary in runs)
+        return database.load(config.run_id) if known else None
+    gpus = {d.gpu for d in devices}
+    for summary in runs:
+        info = summary.info
+        if info.host_id == host and {d.gpu for d in info.devices} == gpus and config.same_plan(info.config):
+            return database.load(info.run_id)
+    return None
+
+
+def _require_same(config: Config, devices: Sequence[Device], before: RunRecord) -> None:
+    """A run is taken up only as it was begun. ConfigError names what differs."""
+    info = before.info
+    ours, theirs = [d.gpu for d in devices], [d.gpu for d in info.devices]
+    if sorted(ours) != sorted(theirs):
+        raise ConfigError(
+            f"Run {info.run_id} was begun on {', '.join(theirs)}, not on {', '.join(ours)}; "
+            "give the same --device or another --run-id."
+        )
+    if not config.same_plan(info.config):
+        effective = config.effective()
+        differing = [
+            f"{key} {info.config.get(key)}, now {value}"
+            for key, value in effective.items()
+            if key in _PLAN_KEYS and info.config.get(key) != value
+        ]
+        raise ConfigError(
+            f"Run {info.run_id} was begun with another protocol ({'; '.join(differing) or 'its limits'}); "
+            "give the same options or another --run-id."
+        )
+
+
+_PLAN_KEYS = (
+    "duration", "kernel", "head_dim", "heads", "tokens", "seq_len", "rotate_every", "check_every",
+    "sample_every", "poll_every", "warmup", "profile", "seed",
+)  # fmt: skip
+
+
+def _require_reach(config: Config, devices: Sequence[Device]) -> None:
+    missing = out_of_reach(config.protocol(), devices, config.waive)
+    if missing and not config.accept_inconclusive:
+        raise CannotRun(
+            f"{'; '.join(missing)}; `--waive ecc` covers missing ECC, "
+            "`--accept-inconclusive` starts all the same."
+        )
+
+
+def _new_run(config: Config, devices: tuple[Device, ...], host: str, clock: SystemClock) -> RunInfo:
+    utc_ms = clock.utc_ms()
+    stamp = datetime.fromtimestamp(utc_ms / 1000, UTC).strftime("%Y%m%d-%H%M%S")
+    return RunInfo(
+        run_id=config.run_id or f"{stamp}-{secrets.token_hex(2)}",
+        created_utc_ms=utc_ms,
+        host_id=host,
+        profile=config.profile,
+        profile_reason=config.profile_reason,
+        seed=config.seed,
+        kernel=config.kernel,
+        simulated=False,
+        devices=devices,
+        config=config.effective(),
+        waived=tuple(config.waive),
+        labels=dict(config.label),
+        versions={"soak": __version__, "python": platform.python_version()},
+    )
+
+
+def exit_judgement(record: RunRecord) -> Judgement:
+    """The verdict of a stored run, by its own stored protocol."""
+    return judge(record, protocol_from_config(record.info.config))

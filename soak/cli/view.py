@@ -1,0 +1,86 @@
+"""What a person sees of a run in progress: a live view on a terminal, log lines otherwise."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+
+from soak.core.snapshot import Snapshot
+from soak.report.live import live_view, log_line
+from soak.run import Run
+
+log = logging.getLogger("soak")
+OnTick = Callable[[Run, str], None]
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
+        line = {"time": stamp, "level": record.levelname.lower(), "logger": record.name}
+        return json.dumps(line | {"message": record.getMessage()}, ensure_ascii=False)
+
+
+class _TextLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
+        return f"{stamp} {record.levelname} {record.getMessage()}"
+
+
+def set_up_logging(level: str, fmt: str) -> None:
+    """Log lines go to stderr, times in UTC; APScheduler's own are left out below warnings."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines() if fmt == "json" else _TextLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for noisy in ("apscheduler", "alembic", "sqlalchemy"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+@contextmanager
+def watching() -> Iterator[OnTick]:
+    """What to call with the run about once a second."""
+    if not sys.stdout.isatty():
+        yield _LogLines()
+        return
+    console = Console()
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def show(run: Run, message: str) -> None:
+            live.update(live_view(run.snapshot(message)), refresh=True)
+
+        yield show
+
+
+class _LogLines:
+    """At most one line a rotation at level info, and one an incident."""
+
+    def __init__(self) -> None:
+        self._rotation: int | None = None
+        self._message = ""
+        self._seq = -1
+
+    def __call__(self, run: Run, message: str) -> None:
+        if message and message != self._message:
+            log.info(message)
+            self._message = message
+        if run.state != "running":
+            return
+        snapshot = run.snapshot(message)
+        self._incidents(snapshot)
+        rotation = snapshot.shape.index if snapshot.shape is not None else None
+        if rotation != self._rotation:
+            self._rotation = rotation
+            log.info(log_line(snapshot))
+
+    def _incidents(self, snapshot: Snapshot) -> None:
+        for incident in snapshot.incidents:
+            if incident.seq > self._seq:
+                self._seq = incident.seq
+                where = f" {incident.gpu}" if incident.gpu else ""
+                log.warning("%s%s: %s", incident.kind, where, incident.detail)
