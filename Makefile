@@ -36,6 +36,7 @@ READY := $(VENV)/.ready
 venv: $(READY)  ## the environment with everything to run, test and check
 
 $(READY): pyproject.toml constraints.txt Makefile
+	@echo "Installing into $(VENV); minutes the first time."
 	$(call environment,$(VENV),)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
@@ -46,11 +47,8 @@ soak: $(READY)  ## a real soak of two minutes: of the GPU if there is one, else 
 	else \
 	  device=cpu profile=cpu; echo "No GPU here (neither /dev/nvidia* nor /dev/kfd): two minutes on the CPU instead."; \
 	fi; \
-	run_id=first-$$(date -u +%Y%m%dT%H%M%S); code=0; \
-	$(VENV)/bin/soak run --device $$device --profile $$profile --run-id $$run_id --data-dir $(DATA) \
-	  --duration 2m --warmup 30s --rotate-every 20s --check-every 60s --sample-every 15s || code=$$?; \
-	case $$code in 0|1|3) $(VENV)/bin/soak report --run-id $$run_id --data-dir $(DATA) || true;; esac; \
-	exit $$code
+	$(VENV)/bin/soak run --device $$device --profile $$profile --data-dir $(DATA) \
+	  --duration 2m --warmup 30s --rotate-every 20s --check-every 60s --sample-every 15s
 
 test: $(READY)  ## every test that takes seconds
 	$(VENV)/bin/pytest -m 'not slow'

@@ -16,6 +16,9 @@ from soak.config.readers import HOUR_MS, MINUTE_MS, SECOND_MS, Reader
 
 ENVIRONMENT_PREFIX = "SOAK_"
 
+KERNELS = ("auto", "torch.flash_attention_cpu")
+"""What `--kernel` may name; a worker still refuses one that its card has not."""
+
 _LONGEST_MS = 8760 * HOUR_MS  # a year
 
 
@@ -45,7 +48,12 @@ def _load(name: str, read: Reader, default: Any, text: str) -> Option:
 _ALL = (
     # the protocol
     _load("duration", readers.duration(SECOND_MS, _LONGEST_MS), "48h", "How long, uninterrupted."),
-    _load("kernel", readers.name, "auto", "The attention kernel; auto chooses for the card and says why."),
+    _load(
+        "kernel",
+        readers.choice(*KERNELS),
+        "auto",
+        "The attention kernel; auto chooses for the card and says why.",
+    ),
     _load("head_dim", readers.number_of(64, 128), 128, "Size of an attention head."),
     _load("heads", readers.integer(1, 256), 16, "Attention heads."),
     _load("tokens", readers.integer(0, 1 << 22), 32768, "Tokens a launch; 0: one sequence a launch."),

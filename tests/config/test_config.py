@@ -87,7 +87,7 @@ def test_flags_beat_environment_beats_file_beats_profile_beats_default(tmp_path:
 def test_every_option_can_come_from_every_layer(option: str, tmp_path: Path) -> None:
     written = {
         "duration": "1h",
-        "kernel": "triton",
+        "kernel": "torch.flash_attention_cpu",
         "head_dim": "64",
         "heads": "2",
         "tokens": "8192",
@@ -175,6 +175,7 @@ def test_other_commands_find_the_same_database(tmp_path: Path) -> None:
     [
         ({"duration": "48"}, "--duration: '48' is not a duration; write it like 48h, 90m, 30s or 1h30m."),
         ({"seq_len": "4096:512"}, "--seq-len: '4096:512' has its lowest above its highest; write 512:4096."),
+        ({"kernel": "cublas"}, "--kernel: 'cublas' is unknown; legal: auto, torch.flash_attention_cpu."),
         ({"device": "gpu7"}, "--device: 'gpu7' is not a device; legal: all, cpu, cuda:0,1,"),
         ({"profile": "mi60"}, "There is no profile 'mi60'; legal: auto, mi50, generic, cpu, or the path"),
         ({"profile": "/"}, "The profile / cannot be read"),

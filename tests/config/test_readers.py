@@ -132,7 +132,7 @@ def test_what_is_no_range_of_sequence_lengths(text: object, words: str) -> None:
         ("run_id", "a b"),
         ("run_id", "../../etc"),
         ("run_id", "x" * 65),
-        ("kernel", ""),
+        ("kernel", "cublas"),
         ("listen", "9868"),
         ("listen", "localhost:99999"),
         ("listen", "::1:9868"),
