@@ -137,7 +137,7 @@ FINDINGS: Mapping[str, Remedy] = {
             "the store was away for so long that rows were dropped",
             "the sampler hung in a driver call, or the host was starved",
         ),
-        ("see the gaps below with the incidents of their time, and run again",),
+        ("see the gaps between sample rows and the incidents of their time, and run again",),
     ),
     "continuity/unknown": Remedy(
         (

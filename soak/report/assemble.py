@@ -26,18 +26,19 @@ def assemble(
     """The report of a run as it stands at `now_utc_ms`; `utc_offset_min` is the reader's local time."""
     incidents = tuple(_incident(i) for i in sorted(record.incidents, key=_moment))
     cards = tuple(_card(record, card, judgement, protocol) for card in judgement.cards)
+    run = _run(record, protocol, now_utc_ms)
     return d.Document(
         schema=d.SCHEMA,
         schema_version=d.SCHEMA_VERSION,
         generated_utc=utc(now_utc_ms),
         utc_offset_min=utc_offset_min,
-        run=_run(record, protocol, now_utc_ms),
+        run=run,
         verdict=_summary(record, judgement),
         protocol=_plan(protocol),
         attempts=tuple(_attempt(a) for a in record.attempts),
         cards=cards,
         incidents=incidents,
-        advice=_advice(cards, incidents),
+        advice=_advice(cards, incidents, unproven=run.state not in ("starting", "running")),
         does_not_mean=_does_not_mean(record, judgement),
     )
 
@@ -221,13 +222,17 @@ def _incident(i: Incident) -> d.IncidentLine:
     )
 
 
-def _advice(cards: Sequence[d.Card], incidents: Sequence[d.IncidentLine]) -> tuple[d.Advice, ...]:
-    """For each kind of trouble of this run, once, with the cards it befell."""
+def _advice(
+    cards: Sequence[d.Card], incidents: Sequence[d.IncidentLine], *, unproven: bool
+) -> tuple[d.Advice, ...]:
+    """For each kind of trouble of this run, once, with the cards it befell. `unproven`: also for what is
+    unknown, which in a run that goes on is no trouble."""
     befell: dict[tuple[str, advice.Remedy], dict[str, None]] = {}
     for card in cards:
         for c in card.criteria:
             remedy = advice.FINDINGS.get(f"{c.criterion}/{c.state}")
-            if remedy is not None and c.required and not c.waived:
+            told = c.state == "fail" or (unproven and not c.waived)
+            if remedy is not None and c.required and told:
                 befell.setdefault((f"{c.criterion}: {c.state}", remedy), {})[card.gpu] = None
     for incident in incidents:
         remedy = advice.INCIDENTS.get(incident.kind)

@@ -14,6 +14,7 @@ from soak.core.verdict import Judgement
 NOT_KNOWN = "–"
 LONGEST = 300  # characters of a foreign string that a page for people shows
 
+_ONE = {"incidents": "incident", "mismatches": "mismatch", "errors since t0": "error since t0"}
 STATE_WORDS = {"pass": "pass", "fail": "FAIL", "unknown": "unknown"}
 
 
@@ -42,12 +43,12 @@ def value_text(criterion: str, value: float | None, unit: str) -> str:
     if value is None:
         return NOT_KNOWN
     if criterion in ("utilisation", "coverage", "gradient"):
-        return f"{percent(value)} {unit}".rstrip()
+        return f"{percent(value)} {unit.split(',')[0]}".rstrip()
     if criterion == "continuity":
         return clock(value)
     if criterion == "temperature":
         return f"{value:.1f} {unit}"
-    return f"{number(value)} {unit}".rstrip()
+    return f"{number(value)} {_ONE.get(unit, unit) if value == 1 else unit}".rstrip()
 
 
 def limit_text(criterion: str, threshold: float | None, limits: Limits) -> str:
@@ -65,6 +66,11 @@ def limit_text(criterion: str, threshold: float | None, limits: Limits) -> str:
     if criterion == "gradient":
         return f"< {100 * threshold:.4g} %"
     return clock(threshold) if criterion == "continuity" else number(threshold)
+
+
+def signed(value: float) -> str:
+    """A difference with its sign and two decimals; nothing is written as `-0.00`."""
+    return f"{round(value, 2) + 0.0:+.2f}"
 
 
 def percent(share: float | None) -> str:
@@ -87,6 +93,14 @@ def number(value: float | None) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:.4g}" if 1e-3 <= abs(value) < 1e6 else f"{value:.1e}"
+
+
+def reading(value: float) -> str:
+    """A measured figure in a column: a fixed number of decimals by size, so that columns align."""
+    if not math.isfinite(value):
+        return number(value)
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.1f}" if size >= 10 or value == 0 else f"{value:.3g}"
 
 
 def error(value: float) -> str:
@@ -141,6 +155,11 @@ def when(stamp: str | None, utc_offset_min: int) -> str:
     local = at.astimezone(timezone(timedelta(minutes=utc_offset_min)))
     day = "" if local.date() == at.date() else f"{local:%Y-%m-%d} "
     return f"{text} ({day}{local:%H:%M:%S} {offset_text(utc_offset_min)})"
+
+
+def when_short(stamp: str | None) -> str:
+    """A stamp in a column that says UTC: `2026-11-29 22:41:05`."""
+    return NOT_KNOWN if stamp is None else f"{datetime.fromisoformat(stamp):%Y-%m-%d %H:%M:%S}"
 
 
 def offset_text(utc_offset_min: int) -> str:
