@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
@@ -46,8 +47,7 @@ def assemble(
 def _run(record: RunRecord, protocol: Protocol, now_utc_ms: int) -> d.Run:
     info = record.info
     last = record.attempts[-1] if record.attempts else None
-    silent_s = _silent_s(last, now_utc_ms) if not info.simulated else None
-    state = "starting" if last is None else "silent" if silent_s is not None else last.end
+    state, silent_s = state_of(record, now_utc_ms)
     return d.Run(
         run_id=info.run_id,
         state=state,
@@ -66,17 +66,29 @@ def _run(record: RunRecord, protocol: Protocol, now_utc_ms: int) -> d.Run:
         waived=tuple(info.waived),
         labels=dict(sorted(info.labels.items())),
         versions=dict(sorted(info.versions.items())),
-        config=plain(info.config),
+        config=plain(_without_passwords(info.config)),
     )
 
 
-def _silent_s(attempt: Attempt | None, now_utc_ms: int) -> float | None:
-    """How long ago a run that is still marked running was last heard of; None while that is recent."""
-    if attempt is None or attempt.end != "running":
-        return None
-    seen_ms = figures.utc_at(attempt, attempt.elapsed_ms)
-    silent_ms = now_utc_ms - (attempt.started_utc_ms if seen_ms is None else seen_ms)
-    return silent_ms / 1000 if silent_ms > SILENT_AFTER_MS else None
+def state_of(record: RunRecord, now_utc_ms: int) -> tuple[str, float | None]:
+    """The run's state, and for how many seconds a run that is still marked running was not heard of, where
+    that is too long. Simulated time says nothing about now."""
+    if not record.attempts:
+        return "starting", None
+    last = record.attempts[-1]
+    seen_ms = figures.utc_at(last, last.elapsed_ms)
+    silent_ms = now_utc_ms - (last.started_utc_ms if seen_ms is None else seen_ms)
+    if last.end == "running" and silent_ms > SILENT_AFTER_MS and not record.info.simulated:
+        return "silent", silent_ms / 1000
+    return last.end, None
+
+
+def _without_passwords(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A report is shown around: a database's password is not its business."""
+    return {
+        key: re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", value) if isinstance(value, str) else value
+        for key, value in config.items()
+    }
 
 
 def _summary(record: RunRecord, judgement: Judgement) -> d.Summary:

@@ -95,6 +95,11 @@ def number(value: float | None) -> str:
     return f"{value:.4g}" if 1e-3 <= abs(value) < 1e6 else f"{value:.1e}"
 
 
+def decimal(value: float) -> str:
+    """A reading of a sensor, to a tenth, without a trailing zero."""
+    return f"{value:.1f}".removesuffix(".0") if math.isfinite(value) else number(value)
+
+
 def reading(value: float) -> str:
     """A measured figure in a column: a fixed number of decimals by size, so that columns align."""
     if not math.isfinite(value):
@@ -178,7 +183,8 @@ def clean(text: str, longest: int | None = LONGEST) -> str:
     Characters that a terminal, a browser or an XML parser would act on are written as `\\x1b`, `\\u202e`.
     """
     if longest is not None and len(text) > longest:
-        text = f"{text[:longest]} … ({len(text):,} characters)"
+        size = f" … ({len(text):,} characters)" if longest >= 100 else "…"
+        text = f"{text[:longest]}{size}"
     return "".join(c if _is_harmless(c) else _escaped(c) for c in text)
 
 

@@ -19,6 +19,7 @@ from soak.core.records import (
     GradientCheck,
     Incident,
     IntegrityCheck,
+    Poll,
     Quantity,
     Reading,
     Rotation,
@@ -29,6 +30,7 @@ from soak.core.records import (
     Stretch,
     TensorError,
 )
+from soak.core.snapshot import CardSnapshot, Snapshot
 from soak.core.verdict import judge
 from soak.report.assemble import assemble
 from soak.report.document import Document
@@ -558,3 +560,80 @@ def expect() -> Callable[[str, str], None]:
         assert text == path.read_bytes().decode("utf-8")
 
     return check
+
+
+def snapshot_of(scene: Scene, message: str = "") -> Snapshot:
+    """What the run of a scene looked like at its last moment."""
+    record, plan, judged = scene.record, scene.plan, judge(scene.record, scene.plan)
+    attempt = record.attempts[-1] if record.attempts else Attempt(1, T0, "boot-1", ())
+    cards = []
+    for card in judged.cards:
+        gpu = card.device.gpu
+        slots = [s for s in record.slots if s.gpu == gpu and s.attempt == attempt.number]
+        rotations = [r for r in record.rotations if r.gpu == gpu and r.attempt == attempt.number]
+        compared = [c for c in record.integrity_checks if c.gpu == gpu and c.attempt == attempt.number]
+        last = slots[-1] if slots else None
+        poll = Poll(gpu, 0, {q: Reading.ok(s.last) for q, s in last.stats.items()}) if last else None
+        cards.append(
+            CardSnapshot(
+                device=card.device,
+                up=not any(i.kind == "device_lost" and i.gpu == gpu for i in record.incidents),
+                verdict=card.verdict,
+                findings=card.findings,
+                poll=poll,
+                poll_utc_ms=T0 + attempt.elapsed_ms - 400 if poll else None,
+                slot=last,
+                n_checks={"pass": sum(c.gpu == gpu for c in record.gradient_checks), "fail": 0},
+                n_steps=sum(r.n_steps for r in rotations),
+                flops=sum(r.flops for r in rotations),
+                n_compared=sum(c.n for c in compared),
+                n_mismatches=sum(c.mismatches for c in compared),
+                ecc=last.ecc if last else None,
+            )
+        )
+    running = attempt.end == "running" and bool(record.attempts)
+    return Snapshot(
+        info=record.info,
+        protocol=plan,
+        state=attempt.end if record.attempts else "starting",
+        verdict=judged.verdict,
+        attempt=attempt,
+        elapsed_ms=attempt.elapsed_ms,
+        boot_ms=0,
+        utc_ms=T0 + attempt.elapsed_ms,
+        shape=plan.shape(plan.rotation_index(attempt.elapsed_ms)) if running else None,
+        cards=tuple(cards),
+        n_incidents={(i.gpu, i.kind): 1 for i in record.incidents},
+        incidents=record.incidents[-5:],
+        message=message,
+    )
+
+
+def eight_running() -> Scene:
+    scene = eight_cards()
+    plan = protocol(48)
+    elapsed = 3 * HOUR + 17_500
+    record = replace(scene.record, attempts=(attempt_of(plan, elapsed),))
+    return Scene(record, plan, T0 + elapsed)
+
+
+SNAPSHOTS: Mapping[str, Callable[[], Snapshot]] = {
+    "running": lambda: snapshot_of(running()),
+    "starting": lambda: snapshot_of(never_begun(), "waiting for the first step of 0000:33:00.0"),
+    "failed": lambda: snapshot_of(failed()),
+    "simulated": lambda: snapshot_of(simulated()),
+    "eight_cards": lambda: snapshot_of(eight_running()),
+    "no_cards": lambda: snapshot_of(no_cards()),
+    "hostile": lambda: snapshot_of(hostile(), " ".join(EVIL)),
+}
+
+
+@pytest.fixture(params=list(SNAPSHOTS))
+def snapshot_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def snapshot(snapshot_name: str) -> Snapshot:
+    """Each snapshot in turn."""
+    return SNAPSHOTS[snapshot_name]()
