@@ -195,7 +195,9 @@ def _transpose_kernel(p_x, p_xt, seq_len, seq_pad, HEAD_DIM: tl.constexpr, BLOCK
     o_dim = tl.arange(0, HEAD_DIM)
     p_x += i_slice * seq_len * HEAD_DIM
     p_xt += i_slice * seq_pad * HEAD_DIM
-    b_x = tl.load(p_x + (o_row[:, None] * HEAD_DIM + o_dim[None, :]), mask=o_row[:, None] < seq_len, other=0.0)
+    b_x = tl.load(
+        p_x + (o_row[:, None] * HEAD_DIM + o_dim[None, :]), mask=o_row[:, None] < seq_len, other=0.0
+    )
     tl.store(p_xt + (o_dim[:, None] * seq_pad + o_row[None, :]), tl.trans(b_x))
 
 
@@ -226,6 +228,17 @@ def _preprocess_kernel(
 
 
 @triton.jit
+def _probability(b_s, b_high, b_low, scale_log2):
+    """P from a score and its row's log-sum-exp, at most 1; a NaN stays one.
+
+    The bound matters where scores are huge: this product may add up in another order than the forward's, and one last place
+    of a score of 1e11 is an exponent of thousands.
+    """
+    b_x = (b_s - b_high) * scale_log2 - b_low
+    return tl.exp2(tl.minimum(b_x, 0.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
 def _dq_tile(
     p_q, p_k, p_kt, p_v, p_vt, p_do, b_q, b_do, b_high, b_low, b_delta, b_dq, n, o_row, o_row_in, o_col, o_chunk, o_piece,
     scale_log2, seq_len, seq_pad, zero,
@@ -245,7 +258,7 @@ def _dq_tile(
         b_do, p_do, p_v, p_vt, o_row_in, o_key_in, o_key, o_chunk, seq_pad, n * zero,
         HEAD_DIM, CHUNK_QK, TRANSPOSED, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    b_p = tl.exp2((b_s - b_high[:, None]) * scale_log2 - b_low[:, None])
+    b_p = _probability(b_s, b_high[:, None], b_low[:, None], scale_log2)
     if EDGE:
         m_key = o_key[None, :] < seq_len
         if CAUSAL:
@@ -327,7 +340,7 @@ def _dkv_tile(
         b_k, p_k, p_q, p_qt, o_key_in, o_row_in, o_row, o_chunk, seq_pad, m * zero,
         HEAD_DIM, CHUNK_QK, TRANSPOSED, BLOCK_N, BLOCK_M,
     )  # fmt: skip
-    b_p = tl.exp2((b_s - tl.load(p_high + o_row)[None, :]) * scale_log2 - tl.load(p_low + o_row)[None, :])
+    b_p = _probability(b_s, tl.load(p_high + o_row)[None, :], tl.load(p_low + o_row)[None, :], scale_log2)
     if DIAGONAL:
         b_p = tl.where(o_key[:, None] <= o_row[None, :], b_p, 0.0)
     b_dv = _accumulate(b_dv, b_p.to(p_do.dtype.element_ty), p_do, o_row_in, o_piece, HEAD_DIM, CHUNK_PV)
@@ -349,7 +362,9 @@ def _dkv_kernel(
     """BLOCK_N rows of dK and dV of one (batch, head), the sum over rows in ascending order. Grid: (key blocks * B * H,)."""
     n_blocks = tl.cdiv(seq_len, BLOCK_N)
     i_slice = (tl.program_id(0) // n_blocks).to(tl.int64)
-    i_block = tl.program_id(0) % n_blocks  # causal: the first keys have the most rows, so this is longest first
+    i_block = (
+        tl.program_id(0) % n_blocks
+    )  # causal: the first keys have the most rows, so this is longest first
     p_q += i_slice * seq_len * HEAD_DIM
     p_k += i_slice * seq_len * HEAD_DIM
     p_v += i_slice * seq_len * HEAD_DIM
@@ -564,16 +579,22 @@ def _checked(config: AttentionConfig, scale: float | None, **tensors: torch.Tens
     """The scale to use, after every input was found legal."""
     q = tensors["q"]
     if q.dim() != 4 or 0 in q.shape:
-        raise ValueError(f"q has shape {list(q.shape)}; legal: [batch, heads, seq_len, head_dim], each at least 1")
+        raise ValueError(
+            f"q has shape {list(q.shape)}; legal: [batch, heads, seq_len, head_dim], each at least 1"
+        )
     head_dim = q.shape[3]
     if head_dim not in HEAD_DIMS:
         raise ValueError(f"q has head_dim {head_dim}; legal values: {', '.join(map(str, HEAD_DIMS))}")
     if _dtype_name(q) not in DTYPES:
         raise ValueError(f"q has dtype {_dtype_name(q)}; legal values: {', '.join(DTYPES)}")
     if (q.shape[2] + 256) * head_dim >= 2**31:
-        raise ValueError(f"q has seq_len {q.shape[2]}; legal: a (batch, head) slice of fewer than 2^31 elements")
+        raise ValueError(
+            f"q has seq_len {q.shape[2]}; legal: a (batch, head) slice of fewer than 2^31 elements"
+        )
     if q.device.type != "cuda" and not triton.knobs.runtime.interpret:
-        raise ValueError(f"q is on {q.device}; legal: a GPU, or the CPU when TRITON_INTERPRET=1 was set before triton's import")
+        raise ValueError(
+            f"q is on {q.device}; legal: a GPU, or the CPU when TRITON_INTERPRET=1 was set before triton's import"
+        )
     for name, x in tensors.items():
         _check_like(q, q.dtype, **{name: x})
     for tile in (config.forward, config.dq, config.dkv):
@@ -593,7 +614,9 @@ def _check_like_rows(model: torch.Tensor, **tensors: torch.Tensor) -> None:
     _check_shaped(list(model.shape[:3]), torch.float64, model.device, **tensors)
 
 
-def _check_shaped(shape: list[int], dtype: torch.dtype, device: torch.device, **tensors: torch.Tensor) -> None:
+def _check_shaped(
+    shape: list[int], dtype: torch.dtype, device: torch.device, **tensors: torch.Tensor
+) -> None:
     for name, x in tensors.items():
         if list(x.shape) != shape:
             raise ValueError(f"{name} has shape {list(x.shape)}; legal: {shape}, as q demands")
@@ -602,7 +625,9 @@ def _check_shaped(shape: list[int], dtype: torch.dtype, device: torch.device, **
         if x.device != device:
             raise ValueError(f"{name} is on {x.device}; legal: {device}, where q is")
         if not x.is_contiguous():
-            raise ValueError(f"{name} has strides {list(x.stride())}; legal: contiguous ({name}.contiguous() makes it so)")
+            raise ValueError(
+                f"{name} has strides {list(x.stride())}; legal: contiguous ({name}.contiguous() makes it so)"
+            )
 
 
 def _checked_workspace(space: Workspace | None, q: torch.Tensor, config: AttentionConfig) -> Workspace:
@@ -620,9 +645,13 @@ def _checked_workspace(space: Workspace | None, q: torch.Tensor, config: Attenti
     fits = space.seq_pad == seq_pad and list(space.low.shape) == rows and space.low.device == q.device
     for name, needed in needs.items():
         x_t = getattr(space, name)
-        fits = fits and (not needed or (x_t is not None and x_t.shape[1] == q.shape[3] and x_t.dtype == q.dtype))
+        fits = fits and (
+            not needed or (x_t is not None and x_t.shape[1] == q.shape[3] and x_t.dtype == q.dtype)
+        )
     if not fits:
-        raise ValueError("workspace is of another shape, type or configuration; legal: allocate_workspace(q, config)")
+        raise ValueError(
+            "workspace is of another shape, type or configuration; legal: allocate_workspace(q, config)"
+        )
     return space
 
 
@@ -636,7 +665,13 @@ def _dtype_name(x: torch.Tensor) -> str:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, config: AttentionConfig
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        scale: float,
+        config: AttentionConfig,
     ) -> torch.Tensor:
         o, lse = attention_forward(q, k, v, causal=causal, config=config, scale=scale)
         ctx.save_for_backward(q, k, v, o, lse)
@@ -665,10 +700,18 @@ def attention(
     scale: default 1 / sqrt(D). Raises ValueError, naming the argument and what is legal, before anything is launched.
     """
     if q.dim() != 4 or 0 in q.shape:
-        raise ValueError(f"q has shape {list(q.shape)}; legal: [batch, heads, seq_len, head_dim], each at least 1")
+        raise ValueError(
+            f"q has shape {list(q.shape)}; legal: [batch, heads, seq_len, head_dim], each at least 1"
+        )
     config = plan(
-        architecture(q.device), head_dim=q.shape[3], seq_len=q.shape[2], causal=is_causal, dtype=_dtype_name(q)
+        architecture(q.device),
+        head_dim=q.shape[3],
+        seq_len=q.shape[2],
+        causal=is_causal,
+        dtype=_dtype_name(q),
     )
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    o: torch.Tensor = _Attention.apply(q.contiguous(), k.contiguous(), v.contiguous(), is_causal, scale, config)
+    o: torch.Tensor = _Attention.apply(
+        q.contiguous(), k.contiguous(), v.contiguous(), is_causal, scale, config
+    )
     return o

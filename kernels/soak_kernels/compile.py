@@ -80,7 +80,9 @@ def product_dtypes(arch: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def compile_all(arch: str, *, dtypes: Iterable[str] = ("float16",), seq_len: int = 4096) -> list[CompiledKernel]:
+def compile_all(
+    arch: str, *, dtypes: Iterable[str] = ("float16",), seq_len: int = 4096
+) -> list[CompiledKernel]:
     """Compile every product kernel for `arch` ("gfx906", "sm_90"): three passes, both head dimensions, full and causal, and
     the small kernels around them. Takes seconds a kernel; Triton's cache makes a second call quick.
 
@@ -98,7 +100,9 @@ def _target(arch: str) -> GPUTarget:
         return GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     if re.fullmatch(r"gfx[0-9a-f]+", arch):
         if arch == "gfx906" and version < TRITON_OF_GFX906:
-            raise ValueError(f"arch is gfx906 but Triton is {triton.__version__}; legal: Triton 3.8 and above")
+            raise ValueError(
+                f"arch is gfx906 but Triton is {triton.__version__}; legal: Triton 3.8 and above"
+            )
         return GPUTarget("hip", arch, 32 if arch.startswith("gfx1") else 64)
     raise ValueError(f"arch is {arch!r}; legal: sm_<number> or gfx<number>")
 
@@ -141,7 +145,18 @@ def _attention_job(
     name = f"{pass_}-d{head_dim}-{'causal' if causal else 'full'}-{dtype}"
     signature = _signature(kernel, dtype, constants)
     return _Job(
-        name, kernel, signature, constants, num_warps, num_stages, pass_, head_dim, causal, dtype, tile.name, reason
+        name,
+        kernel,
+        signature,
+        constants,
+        num_warps,
+        num_stages,
+        pass_,
+        head_dim,
+        causal,
+        dtype,
+        tile.name,
+        reason,
     )
 
 
@@ -176,8 +191,14 @@ def _compile(job: _Job, arch: str, target: GPUTarget) -> CompiledKernel:
         elif name in ("seq_pad", "zero"):
             attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(job.kernel, job.signature, constexprs=job.constants, attrs=attributes)
-    compiled = triton.compile(source, target=target, options={"num_warps": job.num_warps, "num_stages": job.num_stages})
-    facts = _amd_facts(compiled.asm["amdgcn"]) if target.backend == "hip" else _nvidia_facts(compiled.asm["cubin"], compiled.asm["ptx"])
+    compiled = triton.compile(
+        source, target=target, options={"num_warps": job.num_warps, "num_stages": job.num_stages}
+    )
+    facts = (
+        _amd_facts(compiled.asm["amdgcn"])
+        if target.backend == "hip"
+        else _nvidia_facts(compiled.asm["cubin"], compiled.asm["ptx"])
+    )
     return CompiledKernel(
         name=job.name,
         arch=arch,
@@ -205,7 +226,9 @@ def _amd_facts(text: str) -> dict[str, Any]:
         "vgprs": vgprs,
         "spills": value("vgpr_spill_count") + value("sgpr_spill_count"),
         "scratch_bytes": value("private_segment_fixed_size"),
-        "waves_per_simd": min(10, 256 // max(4, -(-vgprs // 4) * 4)),  # 256 registers a lane, given out by four
+        "waves_per_simd": min(
+            10, 256 // max(4, -(-vgprs // 4) * 4)
+        ),  # 256 registers a lane, given out by four
         "dot2": len(re.findall(r"\bv_dot2_f32_f16\b", text)),
         "wgmma": None,
     }
@@ -217,8 +240,12 @@ def _nvidia_facts(cubin: bytes, ptx: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(cubin)
-        usage = subprocess.run([tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True).stdout
-        code = subprocess.run([tool, "--dump-sass", binary], capture_output=True, text=True, check=True).stdout
+        usage = subprocess.run(
+            [tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True
+        ).stdout
+        code = subprocess.run(
+            [tool, "--dump-sass", binary], capture_output=True, text=True, check=True
+        ).stdout
     registers = re.search(r"\bREG:(\d+)", usage)
     stack = re.search(r"\bSTACK:(\d+)", usage)
     local = re.search(r"\bLOCAL:(\d+)", usage)
@@ -235,8 +262,14 @@ def _nvidia_facts(cubin: bytes, ptx: str) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Print the table of `compile_all` for each architecture named; 0, or 1 where a kernel spills."""
-    rows = [row for arch in (arguments or ["gfx906", "sm_90"]) for row in compile_all(arch, dtypes=product_dtypes(arch))]
-    print(f"{'arch':8}{'kernel':32}{'config':34}{'vgprs':>6}{'spills':>7}{'scratch':>8}{'lds':>8}{'dot2':>6}{'wgmma':>6}")
+    rows = [
+        row
+        for arch in (arguments or ["gfx906", "sm_90"])
+        for row in compile_all(arch, dtypes=product_dtypes(arch))
+    ]
+    print(
+        f"{'arch':8}{'kernel':32}{'config':34}{'vgprs':>6}{'spills':>7}{'scratch':>8}{'lds':>8}{'dot2':>6}{'wgmma':>6}"
+    )
     for row in rows:
         print(
             f"{row.arch:8}{row.name:32}{row.config:34}{row.vgprs:6}{row.spills:7}{row.scratch_bytes:8}{row.lds_bytes:8}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
 ROWS_PER_BLOCK = 128
 _WORD_BYTES = 4
 _MASK_64 = (1 << 64) - 1
@@ -36,7 +37,9 @@ def digest_weights(n_rows: int, n_words: int, device: torch.device | str) -> Dig
     rows = -(-n_rows // ROWS_PER_BLOCK) * ROWS_PER_BLOCK
     return DigestWeights(
         rows=torch.tensor([_odd(2 * i) for i in range(rows)], dtype=torch.int64, device=device),
-        words=torch.tensor([_odd(2 * i + 1) for i in range(power_of_two(n_words))], dtype=torch.int64, device=device),
+        words=torch.tensor(
+            [_odd(2 * i + 1) for i in range(power_of_two(n_words))], dtype=torch.int64, device=device
+        ),
     )
 
 
@@ -68,12 +71,16 @@ def digest(
     if out is None:
         out = torch.empty(shape, dtype=torch.int64, device=x.device)
     elif out.shape != shape or out.dtype != torch.int64 or out.device != x.device or not out.is_contiguous():
-        raise ValueError(f"out is {out.dtype} {list(out.shape)} on {out.device}; legal: contiguous int64 {list(shape)} on {x.device}")
+        raise ValueError(
+            f"out is {out.dtype} {list(out.shape)} on {out.device}; legal: contiguous int64 {list(shape)} on {x.device}"
+        )
     if x.device.type == "cpu":
         return out.copy_(digest_torch(x, weights))
     from soak_kernels import digest_kernels  # here, so that the CPU's path runs where Triton is not installed
 
-    digest_kernels.launch_digest(x.view(torch.int32), weights.rows, weights.words, out, n_rows=n_rows, n_words=n_words)
+    digest_kernels.launch_digest(
+        x.view(torch.int32), weights.rows, weights.words, out, n_rows=n_rows, n_words=n_words
+    )
     return out
 
 
@@ -96,7 +103,9 @@ def compare(digests: torch.Tensor, golden: torch.Tensor, mismatches: torch.Tenso
         raise ValueError(f"golden has shape {list(golden.shape)}; legal: {list(digests.shape)}, as digests")
     for name, x in (("digests", digests), ("golden", golden), ("mismatches", mismatches)):
         if x.dtype != torch.int64 or x.device != digests.device or not x.is_contiguous():
-            raise ValueError(f"{name} is {x.dtype} on {x.device}; legal: contiguous int64 on {digests.device}")
+            raise ValueError(
+                f"{name} is {x.dtype} on {x.device}; legal: contiguous int64 on {digests.device}"
+            )
     if mismatches.numel() != 1:
         raise ValueError(f"mismatches has {mismatches.numel()} elements; legal: 1")
     if digests.device.type == "cpu":

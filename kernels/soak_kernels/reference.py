@@ -41,7 +41,11 @@ def reference_slice(
     Causal: row i sees keys 0..i. Takes 14 S^2 D operations and chunk_rows * S doubles, five times.
     """
     if q.dim() != 2 or any(x.shape != q.shape for x in (k, v, do)):
-        raise ValueError("q, k, v, do have shapes " + ", ".join(str(list(x.shape)) for x in (q, k, v, do)) + "; legal: one [S, D]")
+        raise ValueError(
+            "q, k, v, do have shapes "
+            + ", ".join(str(list(x.shape)) for x in (q, k, v, do))
+            + "; legal: one [S, D]"
+        )
     q, k, v, do = (x.detach().to(device="cpu", dtype=torch.float64) for x in (q, k, v, do))
     seq_len, head_dim = q.shape
     scale = head_dim**-0.5 if scale is None else scale
@@ -69,16 +73,27 @@ def reference_slice(
 
 
 def reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, *, causal: bool, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    *,
+    causal: bool,
+    scale: float | None = None,
 ) -> Reference:
     """`reference_slice` of every (batch, head) of [B, H, S, D] tensors."""
     batch, heads = q.shape[:2]
     slices = [
-        [reference_slice(q[b, h], k[b, h], v[b, h], do[b, h], causal=causal, scale=scale) for h in range(heads)]
+        [
+            reference_slice(q[b, h], k[b, h], v[b, h], do[b, h], causal=causal, scale=scale)
+            for h in range(heads)
+        ]
         for b in range(batch)
     ]
     names = ("o", "lse", "dq", "dk", "dv")
-    stacked = {name: torch.stack([torch.stack([getattr(r, name) for r in row]) for row in slices]) for name in names}
+    stacked = {
+        name: torch.stack([torch.stack([getattr(r, name) for r in row]) for row in slices]) for name in names
+    }
     return Reference(**stacked)
 
 

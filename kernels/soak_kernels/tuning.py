@@ -145,7 +145,8 @@ def choose(
 def plan(arch: str, *, head_dim: int, seq_len: int, causal: bool, dtype: str = "float16") -> AttentionConfig:
     """`choose` for the three kernels of one attention; errors as there."""
     chosen = [
-        choose(arch, head_dim=head_dim, seq_len=seq_len, causal=causal, pass_=pass_, dtype=dtype) for pass_ in PASSES
+        choose(arch, head_dim=head_dim, seq_len=seq_len, causal=causal, pass_=pass_, dtype=dtype)
+        for pass_ in PASSES
     ]
     (forward, why_forward), (dq, why_dq), (dkv, why_dkv) = chosen
     return AttentionConfig(forward, dq, dkv, (why_forward, why_dq, why_dkv))

@@ -30,7 +30,12 @@ class Child:
 
     def call(self, function: str, **arguments: Any) -> Any:
         if self._process is None:
-            environment = {**os.environ, "TRITON_DEFAULT_FP_FUSION": "1", "PYTHONPATH": str(KERNELS), **self._environment}
+            environment = {
+                **os.environ,
+                "TRITON_DEFAULT_FP_FUSION": "1",
+                "PYTHONPATH": str(KERNELS),
+                **self._environment,
+            }
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "error", str(HERE / "child.py"), self._module],
                 env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,

@@ -38,7 +38,7 @@ def test_batched_is_slice_by_slice() -> None:
 def test_scores_beyond_any_float16() -> None:
     x = torch.full((40, 128), 65504.0, dtype=torch.float16)
     result = reference_slice(x, x, x, torch.ones_like(x), causal=False)
-    assert torch.equal(result.o, x.double())
+    assert relative_l2(result.o, x.double()) < 1e-15
     assert torch.allclose(result.dv, torch.ones(40, 128, dtype=torch.float64))
 
 

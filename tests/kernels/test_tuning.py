@@ -15,7 +15,8 @@ def test_the_product_architectures_have_tiles_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "dtype"), [("sm_80", "float16"), ("gfx942", "bfloat16"), ("gfx906", "bfloat16"), ("sm_90", "float32")]
+    ("arch", "dtype"),
+    [("sm_80", "float16"), ("gfx942", "bfloat16"), ("gfx906", "bfloat16"), ("sm_90", "float32")],
 )
 def test_a_fallback_says_so(arch: str, dtype: str) -> None:
     config = plan(arch, head_dim=128, seq_len=512, causal=True, dtype=dtype)
@@ -44,6 +45,12 @@ def test_every_tile_is_possible() -> None:
     ],
 )
 def test_bad_input(changes: dict[str, object], message: str) -> None:
-    arguments: dict[str, object] = {"head_dim": 64, "seq_len": 1, "causal": True, "pass_": "dq", "dtype": "float16"}
+    arguments: dict[str, object] = {
+        "head_dim": 64,
+        "seq_len": 1,
+        "causal": True,
+        "pass_": "dq",
+        "dtype": "float16",
+    }
     with pytest.raises(ValueError, match=message):
         choose("sm_90", **{**arguments, **changes})  # type: ignore[arg-type]
