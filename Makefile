@@ -25,8 +25,12 @@ define environment
 	  || { echo "soak needs Python 3.11 or newer; name one: make PYTHON=python3.12 …" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
 	  || { echo "$(PYTHON) cannot make virtual environments; install Debian's python3-venv" >&2; exit 1; }
-	@if $(PYTHON) -c 'import torch' 2>/dev/null; then shared=--system-site-packages; else shared=; fi; \
-	$(PYTHON) -m venv $$shared $(2) $(1)
+	@if home=$$($(PYTHON) -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])' 2>/dev/null); \
+	then shared=--system-site-packages; else shared= home=; fi; \
+	$(PYTHON) -m venv $$shared $(2) $(1); \
+	if [ -n "$$home" ] && ! $(1)/bin/python -c 'import torch' 2>/dev/null; then \
+	  echo "$$home" > $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-parent.pth; \
+	fi  # $(PYTHON) may itself be of a virtual environment, whose packages are not the system's
 	@$(1)/bin/python -c 'import torch' 2>/dev/null || $(1)/bin/pip install --quiet '$(TORCH)' $(TORCH_OPTIONS)
 	@$(1)/bin/python -c 'import triton' 2>/dev/null || $(1)/bin/pip install --quiet '$(TRITON)'
 endef
