@@ -67,7 +67,7 @@ class Run:
         self._done = {"rotate": 0, "check": 0, "sample": 0}  # how many of each duty were done
         self._woken: set[str] = set()
         self._in_flight: dict[str, set[int]] = {d.gpu: set() for d in plan.info.devices}
-        self._n_missed: dict[str, int] = {}
+        self._n_missed = dict.fromkeys(self._done, 0)
         self._written_ms = 0
         self._closing = "the closing record was not written"
         self.state = "starting"

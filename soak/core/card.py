@@ -22,7 +22,7 @@ from soak.core.records import (
     RunRecord,
     Slot,
 )
-from soak.core.slots import SlotFold, Work
+from soak.core.slots import SlotFold, Work, throttle_ms
 from soak.core.snapshot import CardSnapshot
 from soak.core.verdict import CardJudge, card_verdict
 
@@ -60,7 +60,8 @@ class CardState:
         self._n_checks = {"pass": 0, "fail": 0}
         self._n_sensor_errors: dict[str, int] = {}
         self._totals = {"steps": 0, "flops": 0, "rotations": 0, "compared": 0, "mismatches": 0, "restarts": 0}
-        self._closed_ms = {"observed": 0, "in_spec": 0, "throttled": 0}
+        self._closed_ms = {"observed": 0, "in_spec": 0}
+        self._closed_throttle_ms: dict[str, int] = {}  # by reason
         self._ecc: Mapping[str, int] | None = None
         self.is_lost = False
         self.is_out = False  # cannot work any more
@@ -232,7 +233,15 @@ class CardState:
         self._judge.fold(slot)
         self._closed_ms["observed"] += slot.observed_ms
         self._closed_ms["in_spec"] += slot.in_spec_ms
-        self._closed_ms["throttled"] += slot.throttled_ms
+        self._closed_throttle_ms = self._throttle_ms([slot])
+
+    def _throttle_ms(self, slots: Sequence[Slot]) -> dict[str, int]:
+        """Closed slots' throttling and that of `slots`, by reason; one that was never read is absent."""
+        total_ms = dict(self._closed_throttle_ms)
+        for slot in slots:
+            for reason, throttled_ms in throttle_ms(slot, self.protocol.poll_ms):
+                total_ms[reason] = total_ms.get(reason, 0) + throttled_ms
+        return total_ms
 
     def findings(self, standing: Standing, open_rows: Sequence[Row]) -> tuple[Finding, ...]:
         """What the card's records prove at this instant; `open_rows` as `open_rows()` gave them."""
@@ -266,9 +275,10 @@ class CardState:
             n_restarts=self._totals["restarts"],
             observed_ms=self._closed_ms["observed"] + sum(s.observed_ms for s in slots),
             in_spec_ms=self._closed_ms["in_spec"] + sum(s.in_spec_ms for s in slots),
-            throttled_ms=self._closed_ms["throttled"] + sum(s.throttled_ms for s in slots),
+            throttle_ms=self._throttle_ms(slots),
             ecc=self._ecc,
             n_sensor_errors=dict(self._n_sensor_errors),
+            is_out=self.is_out,
         )
 
     @property

@@ -245,6 +245,18 @@ class _OpenSlot:
         )
 
 
+def throttle_ms(slot: Slot, poll_ms: int) -> Iterator[tuple[str, int]]:
+    """How long a slot's card slowed itself, by reason (thermal, power); nothing where it does not tell.
+
+    For power there is no sum of milliseconds: the polls that saw it stand for an interval each.
+    """
+    if Quantity.THERMAL_THROTTLE in slot.stats:
+        yield "thermal", slot.throttled_ms
+    power = slot.stats.get(Quantity.POWER_THROTTLE)
+    if power is not None:
+        yield "power", round(power.mean * power.n) * poll_ms
+
+
 def _is_on(poll: Poll, quantity: Quantity) -> bool:
     reading = poll.readings.get(quantity)
     return reading is not None and bool(reading.value)

@@ -33,9 +33,10 @@ class CardSnapshot:
     n_restarts: int = 0
     observed_ms: int = 0
     in_spec_ms: int = 0
-    throttled_ms: int = 0
+    throttle_ms: Mapping[str, int] = field(default_factory=dict)  # by reason (thermal, power), where told
     ecc: Mapping[str, int] | None = None  # errors since t0 by kind; None: not supported or not read yet
     n_sensor_errors: Mapping[str, int] = field(default_factory=dict)  # by quantity
+    is_out: bool = False  # cannot work any more; the other cards' run goes on
 
 
 @dataclass(frozen=True, slots=True)
