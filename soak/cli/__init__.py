@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
 from soak import __version__
-from soak.cli.db import db
-from soak.cli.report import report, runs
-from soak.cli.run import run
-from soak.cli.simulate import simulate
 from soak.core.errors import EXIT_CANNOT_RUN, EXIT_INCONCLUSIVE, EXIT_USAGE, SoakError
 
+COMMANDS: Mapping[str, str] = {
+    "run": "soak.cli.run:run",
+    "report": "soak.cli.report:report",
+    "runs": "soak.cli.report:runs",
+    "simulate": "soak.cli.simulate:simulate",
+    "db": "soak.cli.db:db",
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+class _Commands(click.Group):
+    """Loads a command when it is asked for: bad usage is told without waiting for a database library."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(__version__, prog_name="soak")
 def app() -> None:
     """Soaks GPUs with real attention kernels, and judges them by what was observed.
 
     Exit codes: 0 PASS, 1 FAIL, 2 bad usage, 3 INCONCLUSIVE or stopped, 4 could not run.
     """
-
-
-for command in (run, report, runs, simulate, db):
-    app.add_command(command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

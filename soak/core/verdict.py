@@ -63,12 +63,12 @@ class CardJudge:
             effect = KINDS[incident.kind]
             assert effect.state is not None
             words = f"{incident.kind.replace('_', ' ')}: {incident.detail}".removesuffix(": ")
-            if found.state is not State.FAIL:
+            if effect.state is found.state:
+                found = replace(found, reason=f"{found.reason}; {words}")
+            elif found.state is not State.FAIL:
                 found = replace(
                     found, state=effect.state, reason=words, cause=effect.cause, at_ms=incident.at_ms
                 )
-            elif effect.state is State.FAIL:
-                found = replace(found, reason=f"{found.reason}; {words}")
         return replace(found, waived=True) if self._is_waived(found) else found
 
     def _is_waived(self, found: Finding) -> bool:
