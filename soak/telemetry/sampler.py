@@ -13,11 +13,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from soak.core.ports import Happening
 from soak.core.records import Device, Poll, Quantity, Reading
-from soak.telemetry.beat import Beat
+from soak.telemetry.beat import Beat, boot_ms
+from soak.telemetry.kernel_log import KernelLog
 from soak.telemetry.sensors import Backend, CardGone, Sensor, Unavailable
 from soak.telemetry.wire import (
     Detect,
@@ -73,6 +75,7 @@ class _Child:
         self._root = root
         self._reports = reports
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
         self._backends: dict[str, Backend] = {}
         self._beats: tuple[Beat, ...] = ()
 
@@ -81,6 +84,7 @@ class _Child:
             self._beats = tuple(self._beat(target, order) for target in order.targets)
             for beat in self._beats:
                 beat.start()
+            self._follow_kernel_log([target.gpu for target in order.targets])
         else:
             threading.Thread(target=self._detect, args=(order,), name="detect", daemon=True).start()
 
@@ -92,6 +96,11 @@ class _Child:
             time.sleep(LOOK_S)
         os._exit(0)
 
+    def _follow_kernel_log(self, gpus: Sequence[str]) -> None:
+        path = self._root / "dev/kmsg"
+        if self._root == Path("/") or path.exists():  # a recorded machine may have none: nothing to say
+            KernelLog(path, gpus, self._tell, boot_ms).start()
+
     def _beat(self, target: Target, order: Watch) -> Beat:
         def open_sensor() -> Sensor:
             return self._backend(target.backend).open(target.gpu)
@@ -99,10 +108,11 @@ class _Child:
         return Beat(target.gpu, open_sensor, self._tell, order.poll_ms, order.ecc_every_ms)
 
     def _backend(self, name: str) -> Backend:
-        if name not in self._backends:
-            module, cls = BACKENDS[name]
-            self._backends[name] = getattr(importlib.import_module(module), cls)(self._root)
-        return self._backends[name]
+        with self._opening:  # loads a module; asks no driver
+            if name not in self._backends:
+                module, cls = BACKENDS[name]
+                self._backends[name] = getattr(importlib.import_module(module), cls)(self._root)
+            return self._backends[name]
 
     def _detect(self, order: Detect) -> None:
         """Asks every card of a backend at the same time, so that a silent one costs the others nothing."""

@@ -96,9 +96,14 @@ def text_or_reading(path: Path) -> str | Reading:
         return absence(path, error)
 
 
+def errno_name(error: OSError) -> str:
+    """`EBUSY` and the like."""
+    return errno.errorcode.get(error.errno or 0, str(error.errno))
+
+
 def absence(path: Path, error: OSError) -> Reading:
     """What a failed read means: not offered, or offered and unreadable."""
-    name = errno.errorcode.get(error.errno or 0, str(error.errno))
+    name = errno_name(error)
     if error.errno in _NOT_OFFERED:
         return Reading.unsupported(f"no {path.name} ({name})")
     if error.errno in RESET_SUSPECTED:

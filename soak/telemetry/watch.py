@@ -90,6 +90,7 @@ class Sampler:
         self._detected: Detected | None = None
         self._backend_of: dict[str, str] = {}
         self._absences: dict[str, str] = {}
+        self._said: set[str] = set()
         self._thread = threading.Thread(target=self._supervise, name="telemetry", daemon=True)
 
     @property
@@ -280,10 +281,18 @@ class Sampler:
                 if isinstance(report, Polled):
                     self._keep(report.poll)
                 elif isinstance(report, Happened):
-                    self._keep(report.happening)
+                    self._keep_happening(report.happening)
                 else:
                     self._detected = report
                     self._changed.notify_all()
+
+    def _keep_happening(self, happening: Happening) -> None:
+        """What is said once is not said again by the child's successors."""
+        if happening.data.get("once"):
+            if happening.detail in self._said:
+                return
+            self._said.add(happening.detail)
+        self._keep(happening)
 
     def _keep(self, news: Poll | Happening) -> None:
         if len(self._news) >= self._n_waiting_max:

@@ -1,0 +1,343 @@
+"""amdgpu cards through sysfs, hwmon and the RAS files.
+
+`pcie_bw` is never read (a read sleeps for a second), debugfs never opened (its files inject errors and write
+the board's EEPROM). A card is its PCI address: DRM, hwmon and ROCm number the same card differently.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from soak.core.records import Device, Quantity, Reading, ReadingStatus
+from soak.telemetry import amd_identity as identity
+from soak.telemetry import gpu_metrics, pci
+from soak.telemetry.amdgpuinfo import GraphicsPipe
+from soak.telemetry.plausible import judged, shown
+from soak.telemetry.ras import RasCounters, supports
+from soak.telemetry.sensors import CardGone, Sensor, Unavailable
+from soak.telemetry.sysfs import (
+    absence,
+    number_or_none,
+    read_bytes,
+    read_quantity,
+    text_or_none,
+    text_or_reading,
+)
+
+Q = Quantity
+_SENSOR_LABELS = {
+    "edge": Q.TEMPERATURE_EDGE_C,
+    "junction": Q.TEMPERATURE_JUNCTION_C,
+    "mem": Q.TEMPERATURE_MEMORY_C,
+}
+_CLOCK_LABELS = {"sclk": Q.CLOCK_CORE_HZ, "mclk": Q.CLOCK_MEMORY_HZ}
+_LEVELS = {Q.CLOCK_CORE_HZ: "pp_dpm_sclk", Q.CLOCK_MEMORY_HZ: "pp_dpm_mclk"}
+_STARRED = re.compile(r"\d+:\s*(\d+)\s*Mhz\s*\*", re.IGNORECASE)
+_FROM_METRICS: Mapping[Quantity, tuple[str, float]] = {  # where no file tells: field of gpu_metrics, scale
+    Q.UTILISATION_PCT: ("busy_pct", 1.0),
+    Q.MEMORY_BUSY_PCT: ("memory_busy_pct", 1.0),
+    Q.TEMPERATURE_EDGE_C: ("edge_c", 1.0),
+    Q.TEMPERATURE_JUNCTION_C: ("junction_c", 1.0),
+    Q.TEMPERATURE_MEMORY_C: ("memory_c", 1.0),
+    Q.POWER_W: ("power_w", 1.0),
+    Q.CLOCK_CORE_HZ: ("core_mhz", 1e6),
+    Q.CLOCK_MEMORY_HZ: ("memory_mhz", 1e6),
+}
+_STUCK_AFTER = 3  # polls in a row in which the registers contradict the firmware
+_BUSY_PCT, _IDLE_PCT = 95.0, 20.0
+
+
+class AmdBackend:
+    """Every card that the amdgpu driver has. `pipe`: the cross-check by registers, where it is installed."""
+
+    def __init__(self, root: Path, pipe: GraphicsPipe | None = None) -> None:
+        self._root = root
+        self._pipe = pipe if pipe is not None else GraphicsPipe.of_this_machine(root)
+
+    def find(self) -> Sequence[str]:
+        cards = _cards(self._root)
+        if not cards and not (self._root / "sys/module/amdgpu").is_dir():
+            raise Unavailable("the amdgpu driver is not loaded")
+        return tuple(cards)
+
+    def open(self, gpu: str) -> Sensor:
+        folder = _cards(self._root).get(gpu)
+        if folder is None:
+            raise CardGone("gone from the amdgpu driver")
+        return AmdSensor(self._root, gpu, folder, self._pipe)
+
+
+class AmdSensor:
+    """One card. `device`: its PCI folder."""
+
+    def __init__(self, root: Path, gpu: str, device: Path, pipe: GraphicsPipe) -> None:
+        self._root = root
+        self._gpu = gpu
+        self._pipe = pipe
+        self._n_contradictions = 0
+        self._throttled: tuple[int, int] | None = None  # residency counters at the last read
+        self._open(device)
+        files, metrics = self._read_files(), self._metrics()
+        self._from_metrics = frozenset(
+            quantity
+            for quantity in _FROM_METRICS
+            if _is_never_told(files[quantity])
+            and self._of_metrics(metrics, quantity).status is ReadingStatus.OK
+            and not (quantity is Q.POWER_W and self._of_metrics(metrics, quantity).value == 0)
+        )
+
+    def describe(self) -> Device:
+        readings = self.read()
+        counters = self._ras.read()
+        why_none = self._ras.absence(self._root)
+        total = readings[Q.MEMORY_TOTAL_BYTES].value
+        judged_sensor = Q.TEMPERATURE_EDGE_C
+        if (
+            readings[judged_sensor].status is ReadingStatus.UNSUPPORTED
+            and readings[Q.TEMPERATURE_JUNCTION_C].status is ReadingStatus.OK
+        ):
+            judged_sensor = Q.TEMPERATURE_JUNCTION_C  # cards without an edge sensor (MI300)
+        crit = self._limit(judged_sensor, "crit")
+        cap = number_or_none(self._hwmon / "power1_cap") if self._hwmon else None
+        return Device(
+            gpu=self._gpu,
+            vendor="amd",
+            index=list(_cards(self._root)).index(self._gpu),
+            model=identity.model(self._device),
+            arch=identity.arch(self._root, self._gpu, self._device),
+            uuid=identity.unique_id(self._device),
+            driver=identity.driver(self._root),
+            vbios=text_or_none(self._device / "vbios_version"),
+            memory_total_bytes=None if total is None else int(total),
+            temperature_sensor=judged_sensor,
+            slowdown_c=crit,
+            power_cap_w=cap / 1e6 if cap else None,
+            supported=readings,
+            ecc=Reading.unsupported(why_none) if why_none else supports(counters),
+            ecc_baseline=counters,
+            notes=self._notes(readings, judged_sensor),
+        )
+
+    def read(self) -> Mapping[Quantity, Reading]:
+        readings = self._read_files()
+        if readings[Q.UTILISATION_PCT].value is None:
+            readings = self._look_again(readings)
+        metrics = self._metrics()
+        for quantity in self._from_metrics:
+            readings[quantity] = self._of_metrics(metrics, quantity)
+        readings |= self._throttle(metrics)
+        readings[Q.UTILISATION_PCT] = self._cross_checked(readings[Q.UTILISATION_PCT])
+        return readings
+
+    def read_ecc(self) -> Mapping[str, Reading] | None:
+        return self._ras.read() or None
+
+    def _open(self, device: Path) -> None:
+        self._device = device
+        self._hwmon, self._temperatures, self._clocks = _hwmon_of(device)
+        self._power = _power_file(self._hwmon)
+        self._links = pci.links_to_root(device)
+        self._ras = RasCounters(device)
+
+    def _look_again(self, readings: dict[Quantity, Reading]) -> dict[Quantity, Reading]:
+        """No utilisation: is the card gone, or has it only been numbered anew? Raises CardGone."""
+        if "ENODEV" in readings[Q.UTILISATION_PCT].reason or not pci.answers(self._device):
+            raise CardGone(f"fell off the bus: {readings[Q.UTILISATION_PCT].reason}")
+        if self._device.is_dir():
+            return readings
+        folder = _cards(self._root).get(self._gpu)
+        if folder is None:
+            raise CardGone("gone from the amdgpu driver")
+        self._open(folder)
+        return self._read_files()
+
+    def _read_files(self) -> dict[Quantity, Reading]:
+        device = self._device
+        total = read_quantity(device / "mem_info_vram_total", Q.MEMORY_TOTAL_BYTES)
+        readings = {
+            Q.UTILISATION_PCT: read_quantity(device / "gpu_busy_percent", Q.UTILISATION_PCT),
+            Q.MEMORY_BUSY_PCT: read_quantity(device / "mem_busy_percent", Q.MEMORY_BUSY_PCT),
+            Q.MEMORY_TOTAL_BYTES: total,
+            Q.MEMORY_FREE_BYTES: _free(total, device / "mem_info_vram_used"),
+            Q.POWER_W: read_quantity(self._power, Q.POWER_W, 1e-6) if self._power else _NO_HWMON,
+            Q.PCIE_WIDTH: pci.link_width(self._links),
+            Q.PCIE_SPEED_GTS: pci.link_speed(self._links),
+            Q.PCIE_REPLAYS: read_quantity(device / "pcie_replay_count", Q.PCIE_REPLAYS),
+        }
+        readings |= self._read_temperatures()
+        for quantity, name in _LEVELS.items():
+            clock = self._clocks.get(quantity)
+            readings[quantity] = read_quantity(clock, quantity) if clock else _level(device / name, quantity)
+        return readings
+
+    def _read_temperatures(self) -> dict[Quantity, Reading]:
+        found = {q: read_quantity(path, q, 0.001) for q, path in self._temperatures.items()}
+        if found and all("ENOENT" in reading.reason for reading in found.values()):
+            self._hwmon, self._temperatures, self._clocks = _hwmon_of(self._device)  # numbered anew
+            self._power = _power_file(self._hwmon)
+            again = {q: read_quantity(path, q, 0.001) for q, path in self._temperatures.items()}
+            found = {q: again.get(q, Reading.unreadable(reading.reason)) for q, reading in found.items()}
+        absent = Reading.unsupported("no such sensor on this card") if self._hwmon else _NO_HWMON
+        return {q: found.get(q, absent) for q in _SENSOR_LABELS.values()}
+
+    def _metrics(self) -> gpu_metrics.Metrics | Reading:
+        path = self._device / "gpu_metrics"
+        try:
+            return gpu_metrics.decoded(read_bytes(path, gpu_metrics.SIZE_MAX))
+        except OSError as error:
+            return absence(path, error)
+
+    def _of_metrics(self, metrics: gpu_metrics.Metrics | Reading, quantity: Quantity) -> Reading:
+        if isinstance(metrics, Reading):
+            return metrics
+        name, scale = _FROM_METRICS[quantity]
+        value = metrics.values.get(name)
+        if value is None:
+            return Reading.unsupported(f"gpu_metrics does not fill {name}")
+        return judged(quantity, value * scale)
+
+    def _throttle(self, metrics: gpu_metrics.Metrics | Reading) -> dict[Quantity, Reading]:
+        """Whether the card slows itself, for heat and for power."""
+        if isinstance(metrics, Reading):
+            return {Q.THERMAL_THROTTLE: metrics, Q.POWER_THROTTLE: metrics}
+        if metrics.residency is not None:
+            last, self._throttled = self._throttled or metrics.residency, metrics.residency
+            flags = [now > before for now, before in zip(metrics.residency, last, strict=True)]
+        elif metrics.throttle is not None and metrics.throttle_is_common:
+            flags = [
+                bool(metrics.throttle & mask) for mask in (gpu_metrics.COMMON_HEAT, gpu_metrics.COMMON_POWER)
+            ]
+        elif metrics.throttle is not None and metrics.version == (1, 0):  # Vega 20's own layout
+            flags = [
+                bool(metrics.throttle & mask) for mask in (gpu_metrics.VEGA20_HEAT, gpu_metrics.VEGA20_POWER)
+            ]
+        else:
+            major, minor = metrics.version
+            unknown = Reading.unsupported(
+                f"gpu_metrics v{major}.{minor} has no throttle bits that are known here"
+            )
+            return {Q.THERMAL_THROTTLE: unknown, Q.POWER_THROTTLE: unknown}
+        return {
+            Q.THERMAL_THROTTLE: Reading.ok(float(flags[0])),
+            Q.POWER_THROTTLE: Reading.ok(float(flags[1])),
+        }
+
+    def _cross_checked(self, busy: Reading) -> Reading:
+        """The firmware's average can stick near 100 % with nothing running; the registers tell."""
+        pipe = self._pipe.busy_pct(self._gpu)
+        contradicts = (
+            busy.value is not None
+            and busy.value >= _BUSY_PCT
+            and pipe.value is not None
+            and pipe.value < _IDLE_PCT
+        )
+        self._n_contradictions = self._n_contradictions + 1 if contradicts else 0
+        if self._n_contradictions < _STUCK_AFTER:
+            return busy
+        return Reading.unreadable(
+            f"gpu_busy_percent says {busy.value:g} while the registers show {pipe.value:.0f} % busy"
+        )
+
+    def _limit(self, quantity: Quantity, name: str) -> float | None:
+        path = self._temperatures.get(quantity)
+        if path is None:
+            return None
+        limit = read_quantity(path.with_name(path.name.replace("_input", f"_{name}")), quantity, 0.001)
+        return limit.value
+
+    def _notes(self, readings: Mapping[Quantity, Reading], judged_sensor: Quantity) -> tuple[str, ...]:
+        notes = [*identity.origin_notes(self._device)]
+        if self._power is not None and readings[Q.POWER_W].status is ReadingStatus.OK:
+            notes.append(f"power is hwmon's {self._power.name}")
+        notes += [f"{quantity} is taken from gpu_metrics" for quantity in sorted(self._from_metrics)]
+        if judged_sensor is not Q.TEMPERATURE_EDGE_C:
+            notes.append("has no edge sensor: the junction is judged")
+        for quantity in (Q.TEMPERATURE_EDGE_C, Q.TEMPERATURE_JUNCTION_C, Q.TEMPERATURE_MEMORY_C):
+            crit, emergency = self._limit(quantity, "crit"), self._limit(quantity, "emergency")
+            if crit is not None and emergency is not None:
+                notes.append(f"{quantity}: critical at {crit:g}, emergency at {emergency:g}")
+        if len(self._links) > 1:
+            notes.append(f"PCIe link is the narrowest of {len(self._links)} up to the root")
+        return (*notes, *self._ras.notes())
+
+
+_NO_HWMON = Reading.unsupported("no hwmon folder of the amdgpu driver")
+
+
+def _is_never_told(reading: Reading) -> bool:
+    """Not offered, or refused for good: EINVAL. A card in reset tells later."""
+    return reading.status is ReadingStatus.UNSUPPORTED or "EINVAL" in reading.reason
+
+
+def _cards(root: Path) -> dict[str, Path]:
+    """amdgpu's cards by PCI address in the order of the addresses: those with a DRM node, and those that the
+    driver holds without one."""
+    found: dict[str, Path] = {}
+    for card in (root / "sys/class/drm").glob("card*"):
+        device = card / "device"
+        if re.fullmatch(r"card\d+", card.name) and _uevent(device).get("DRIVER") == "amdgpu":
+            address = pci.address_of(_uevent(device).get("PCI_SLOT_NAME", device.resolve().name))
+            if address is not None:
+                found[address] = device.resolve()
+    for device in (root / "sys/bus/pci/drivers/amdgpu").glob("*"):
+        if pci.is_address(device.name):
+            found.setdefault(device.name, device.resolve())
+    return dict(sorted(found.items()))
+
+
+def _uevent(device: Path) -> dict[str, str]:
+    pairs = (line.partition("=") for line in (text_or_none(device / "uevent") or "").splitlines())
+    return {key: value for key, _, value in pairs}
+
+
+def _hwmon_of(device: Path) -> tuple[Path | None, dict[Quantity, Path], dict[Quantity, Path]]:
+    """The card's hwmon folder, its temperature files and its clock files."""
+    for folder in sorted((device / "hwmon").glob("hwmon*")):
+        if text_or_none(folder / "name") == "amdgpu":
+            return folder, _labelled(folder, "temp", _SENSOR_LABELS), _labelled(folder, "freq", _CLOCK_LABELS)
+    return None, {}, {}
+
+
+def _labelled(folder: Path, kind: str, labels: Mapping[str, Quantity]) -> dict[Quantity, Path]:
+    """Input files by what their labels say; kernels without labels have the first of each kind only."""
+    found: dict[Quantity, Path] = {}
+    for path in sorted(folder.glob(f"{kind}[0-9]*_input")):
+        label = text_or_none(path.with_name(path.name.replace("_input", "_label")))
+        if label is None and path.name == f"{kind}1_input":
+            label = next(iter(labels))
+        if label is not None and label in labels:
+            found[labels[label]] = path
+    return found
+
+
+def _power_file(hwmon: Path | None) -> Path | None:
+    """Vega 20 has `power1_average` or `power1_input`, by kernel and firmware; the first that answers."""
+    if hwmon is None:
+        return None
+    files = [hwmon / name for name in ("power1_average", "power1_input")]
+    answering = (path for path in files if read_quantity(path, Q.POWER_W, 1e-6).status is ReadingStatus.OK)
+    return next(answering, next((path for path in files if path.exists()), files[0]))
+
+
+def _free(total: Reading, used_path: Path) -> Reading:
+    used = read_quantity(used_path, Q.MEMORY_FREE_BYTES)
+    if used.value is None:
+        return used
+    if total.value is None:
+        return total
+    if used.value > total.value:
+        return Reading.unreadable(f"{used.value:.0f} bytes used of {total.value:.0f}")
+    return Reading.ok(total.value - used.value)
+
+
+def _level(path: Path, quantity: Quantity) -> Reading:
+    """The clock of the level with a star."""
+    text = text_or_reading(path)
+    if isinstance(text, Reading):
+        return text
+    starred = {int(mhz) for mhz in _STARRED.findall(text)}
+    if len(starred) != 1:
+        return Reading.unreadable(f"{path.name} says {shown(text)}")
+    return judged(quantity, starred.pop() * 1e6)

@@ -1,0 +1,338 @@
+"""NVIDIA cards through NVML (nvidia-ml-py), one session held open: volatile counters live as long as it does.
+
+A card is its PCI address: NVML's indices shift when a card is lost, and CUDA orders them otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from soak.core.records import Device, Quantity, Reading, ReadingStatus
+from soak.telemetry.pci import address_of
+from soak.telemetry.plausible import counted, judged
+from soak.telemetry.sensors import CardGone, Sensor, Unavailable
+
+Q = Quantity
+Nvml = Any  # the module pynvml, or what stands in for it
+
+_GTS_OF_GENERATION = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0, 7: 128.0}
+# nvmlClocksEventReasons: the bits that mean heat, and those that mean power. HwSlowdown comes with the one of
+# the two that caused it on cards that tell them apart; alone it is heat.
+_SW_THERMAL, _HW_THERMAL, _HW_SLOWDOWN = 0x20, 0x40, 0x08
+_SW_POWER_CAP, _HW_POWER_BRAKE = 0x04, 0x80
+_MIG_ON = "MIG is on: NVML tells no utilisation of a part of a card; switch it off (nvidia-smi -mig 0)"
+
+
+class NvidiaBackend:
+    """Every card that NVML has. `root` is not used: NVML asks the driver, never sysfs."""
+
+    def __init__(self, root: Path, nvml: Nvml | None = None) -> None:
+        del root
+        self._nvml = nvml
+        self._starting = threading.Lock()
+        self._started = False
+
+    def find(self) -> Sequence[str]:
+        nvml = self._session()
+        try:
+            n_cards = nvml.nvmlDeviceGetCount()
+        except nvml.NVMLError as error:
+            raise Unavailable(f"NVML does not count its cards: {error}") from error
+        found = []
+        for index in range(n_cards):
+            try:
+                found.append(_address(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
+            except nvml.NVMLError:
+                continue  # a lost card keeps its number and nothing else; whoever expects it will miss it
+        return tuple(found)
+
+    def open(self, gpu: str) -> Sensor:
+        nvml = self._session()
+        try:
+            handle = nvml.nvmlDeviceGetHandleByPciBusId(gpu)
+        except (nvml.NVMLError_NotFound, nvml.NVMLError_GpuIsLost, nvml.NVMLError_InvalidArgument) as error:
+            raise CardGone(f"gone from its driver: {error}") from error
+        except nvml.NVMLError as error:
+            raise Unavailable(f"NVML does not open the card: {error}") from error
+        return NvidiaSensor(nvml, gpu, handle)
+
+    def _session(self) -> Nvml:
+        """NVML, started once. Raises Unavailable with what to do."""
+        with self._starting:
+            if self._nvml is None:
+                self._nvml = importlib.import_module("pynvml")
+            nvml = self._nvml
+            if self._started:
+                return nvml
+            try:
+                nvml.nvmlInit()
+            except nvml.NVMLError_LibraryNotFound as error:
+                raise Unavailable("no NVIDIA driver: libnvidia-ml.so.1 is not installed") from error
+            except nvml.NVMLError_DriverNotLoaded as error:
+                raise Unavailable("the NVIDIA driver is not loaded") from error
+            except nvml.NVMLError_LibRmVersionMismatch as error:
+                raise Unavailable(
+                    "NVIDIA's library and driver differ in version: reload the driver"
+                ) from error
+            except nvml.NVMLError as error:
+                raise Unavailable(f"NVML does not start: {error}") from error
+            self._started = True
+            return nvml
+
+
+class NvidiaSensor:
+    """One card."""
+
+    def __init__(self, nvml: Nvml, gpu: str, handle: Any) -> None:
+        self._nvml = nvml
+        self._gpu = gpu
+        self._handle = handle
+        self._seen_us = 0  # time stamp of the last utilisation sample taken
+        self._mig = self._fact(lambda: nvml.nvmlDeviceGetMigMode(handle)[0]) == 1
+        self._new_samples()  # what came before the first poll is not of it
+        self._why_no_ecc = self._ecc_absence()
+        counters = {} if self._why_no_ecc else self._read_counters()
+        # What the card never told is not expected; what it stops telling is missed.
+        self._counter_keys = tuple(
+            k for k, r in counters.items() if r.status is not ReadingStatus.UNSUPPORTED
+        )
+
+    def describe(self) -> Device:
+        nvml, handle = self._nvml, self._handle
+        readings = self.read()
+        counters = self.read_ecc() or {}
+        total = readings[Q.MEMORY_TOTAL_BYTES].value
+        capability = self._fact(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+        cap_mw = self._fact(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+        return Device(
+            gpu=self._gpu,
+            vendor="nvidia",
+            index=self._fact(lambda: nvml.nvmlDeviceGetIndex(handle)) or 0,
+            model=self._text(lambda: nvml.nvmlDeviceGetName(handle)),
+            arch=f"sm_{capability[0]}{capability[1]}" if capability else None,
+            uuid=self._text(lambda: nvml.nvmlDeviceGetUUID(handle)),
+            driver=self._text(nvml.nvmlSystemGetDriverVersion),
+            vbios=self._text(lambda: nvml.nvmlDeviceGetVbiosVersion(handle)),
+            memory_total_bytes=None if total is None else int(total),
+            temperature_sensor=Q.TEMPERATURE_CORE_C,
+            slowdown_c=self._slowdown_c(readings[Q.TEMPERATURE_CORE_C]),
+            power_cap_w=cap_mw / 1000 if cap_mw else None,
+            supported=readings,
+            ecc=_ecc_support(self._why_no_ecc, counters),
+            ecc_baseline=counters,
+            notes=self._notes(counters),
+        )
+
+    def read(self) -> Mapping[Quantity, Reading]:
+        nvml, handle = self._nvml, self._handle
+        clock, generation = nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetCurrPcieLinkGeneration
+        readings = {
+            Q.UTILISATION_PCT: self._utilisation(),
+            Q.MEMORY_BUSY_PCT: self._ask(
+                Q.MEMORY_BUSY_PCT, lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory
+            ),
+            Q.TEMPERATURE_CORE_C: self._ask(Q.TEMPERATURE_CORE_C, self._core_temperature),
+            Q.TEMPERATURE_MEMORY_C: self._ask(
+                Q.TEMPERATURE_MEMORY_C, lambda: self._field(nvml.NVML_FI_DEV_MEMORY_TEMP)
+            ),
+            Q.POWER_W: self._ask(Q.POWER_W, lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+            Q.CLOCK_CORE_HZ: self._ask(Q.CLOCK_CORE_HZ, lambda: clock(handle, nvml.NVML_CLOCK_SM) * 1e6),
+            Q.CLOCK_MEMORY_HZ: self._ask(Q.CLOCK_MEMORY_HZ, lambda: clock(handle, nvml.NVML_CLOCK_MEM) * 1e6),
+            Q.PCIE_WIDTH: self._ask(Q.PCIE_WIDTH, lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
+            Q.PCIE_SPEED_GTS: self._ask(
+                Q.PCIE_SPEED_GTS, lambda: _GTS_OF_GENERATION.get(generation(handle), 0.0)
+            ),
+            Q.PCIE_REPLAYS: self._ask(Q.PCIE_REPLAYS, lambda: nvml.nvmlDeviceGetPcieReplayCounter(handle)),
+        }
+        return readings | self._memory() | self._throttle()
+
+    def read_ecc(self) -> Mapping[str, Reading] | None:
+        if not self._counter_keys:
+            return None
+        counters = self._read_counters()
+        return {
+            key: Reading.unreadable(f"told before, now: {counters[key].reason}")
+            if counters[key].status is ReadingStatus.UNSUPPORTED
+            else counters[key]
+            for key in self._counter_keys
+        }
+
+    def _utilisation(self) -> Reading:
+        """The mean of NVML's own samples since the last poll; its last figure where there is none."""
+        if self._mig:
+            return Reading.unsupported(_MIG_ON)
+        samples = self._new_samples()
+        if not samples:
+            rates = self._nvml.nvmlDeviceGetUtilizationRates
+            return self._ask(Q.UTILISATION_PCT, lambda: rates(self._handle).gpu)
+        readings = [judged(Q.UTILISATION_PCT, sample) for sample in samples]
+        impossible = [reading for reading in readings if reading.value is None]
+        return impossible[0] if impossible else Reading.ok(sum(samples) / len(samples))
+
+    def _new_samples(self) -> list[int]:
+        nvml = self._nvml
+        samples = self._fact(
+            lambda: nvml.nvmlDeviceGetSamples(self._handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, self._seen_us)[
+                1
+            ]
+        )
+        new = [sample for sample in samples or () if sample.timeStamp > self._seen_us]
+        self._seen_us = max((sample.timeStamp for sample in new), default=self._seen_us)
+        return [sample.sampleValue.uiVal for sample in new]
+
+    def _core_temperature(self) -> int:
+        nvml = self._nvml
+        try:
+            return int(nvml.nvmlDeviceGetTemperatureV(self._handle, nvml.NVML_TEMPERATURE_GPU))
+        except (AttributeError, nvml.NVMLError_FunctionNotFound):  # library or driver before 560
+            return int(nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU))
+
+    def _memory(self) -> dict[Quantity, Reading]:
+        """v2: what the driver reserves counts as neither free nor used by anybody."""
+        nvml = self._nvml
+        info: list[Any] = []
+
+        def total() -> int:
+            info.append(nvml.nvmlDeviceGetMemoryInfo(self._handle, version=nvml.nvmlMemory_v2))
+            return int(info[0].total)
+
+        reading = self._ask(Q.MEMORY_TOTAL_BYTES, total)
+        if not info:
+            return {Q.MEMORY_TOTAL_BYTES: reading, Q.MEMORY_FREE_BYTES: reading}
+        return {Q.MEMORY_TOTAL_BYTES: reading, Q.MEMORY_FREE_BYTES: judged(Q.MEMORY_FREE_BYTES, info[0].free)}
+
+    def _throttle(self) -> dict[Quantity, Reading]:
+        nvml = self._nvml
+        asked: list[int] = []
+
+        def heat() -> int:
+            ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+            asked.append((ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons)(self._handle))
+            slowed = asked[0] & _HW_SLOWDOWN and not asked[0] & _HW_POWER_BRAKE
+            return int(bool(asked[0] & (_SW_THERMAL | _HW_THERMAL) or slowed))
+
+        reading = self._ask(Q.THERMAL_THROTTLE, heat)
+        power = Reading.ok(float(bool(asked[0] & (_SW_POWER_CAP | _HW_POWER_BRAKE)))) if asked else reading
+        return {Q.THERMAL_THROTTLE: reading, Q.POWER_THROTTLE: power}
+
+    def _field(self, field_id: int) -> int:
+        (value,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, [field_id])
+        if value.nvmlReturn != self._nvml.NVML_SUCCESS:
+            raise self._nvml.NVMLError(value.nvmlReturn)
+        return int(value.value.uiVal)
+
+    def _signed_field(self, field_id: int) -> int:
+        value = self._field(field_id)
+        return value - (1 << 32) if value >= 1 << 31 else value
+
+    def _slowdown_c(self, now: Reading) -> float | None:
+        """Where the card slows itself down. Hopper tells only how far that is from now."""
+        nvml, handle = self._nvml, self._handle
+        threshold = self._fact(
+            lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+        )
+        if threshold:
+            return float(threshold)
+        margin = self._fact(lambda: nvml.nvmlDeviceGetMarginTemperature(handle))
+        slowdown = self._fact(lambda: self._signed_field(nvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT))
+        if now.value is None or margin is None or slowdown is None:
+            return None
+        return float(
+            now.value + margin - slowdown
+        )  # both count down to limits; the slow-down's is below zero
+
+    def _ecc_absence(self) -> str:
+        nvml = self._nvml
+        try:
+            current, pending = nvml.nvmlDeviceGetEccMode(self._handle)
+        except nvml.NVMLError_NotSupported:
+            return "this card has no ECC"
+        except nvml.NVMLError:
+            return ""  # the counters will say what is wrong
+        if current:
+            return ""
+        return "ECC is off" + (
+            ": on after the next reboot" if pending else ": switch it on (nvidia-smi -e 1)"
+        )
+
+    def _read_counters(self) -> dict[str, Reading]:
+        nvml = self._nvml
+        kinds = (
+            ("corrected", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+            ("uncorrected", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+        )
+        views = (("volatile", nvml.NVML_VOLATILE_ECC), ("aggregate", nvml.NVML_AGGREGATE_ECC))
+        return {
+            f"{view}/all/{kind}": self._counter(kind_id, view_id)
+            for view, view_id in views
+            for kind, kind_id in kinds
+        }
+
+    def _counter(self, kind: int, view: int) -> Reading:
+        return self._guarded(
+            lambda: counted(self._nvml.nvmlDeviceGetTotalEccErrors(self._handle, kind, view))
+        )
+
+    def _notes(self, counters: Mapping[str, Reading]) -> tuple[str, ...]:
+        notes = [_MIG_ON] if self._mig else []
+        history = {k: r.value for k, r in counters.items() if k.startswith("aggregate/") and r.value}
+        notes += [f"{key} was {count:.0f} before the run" for key, count in history.items()]
+        rows = self._fact(lambda: self._nvml.nvmlDeviceGetRemappedRows(self._handle))
+        if rows and any(rows):
+            corrected, uncorrected, pending, failed = rows
+            notes.append(
+                f"rows remapped: {corrected} for corrected, {uncorrected} for uncorrected errors"
+                + (", more pending a reset" if pending else "")
+                + (", and a remapping failed" if failed else "")
+            )
+        return tuple(notes)
+
+    def _ask(self, quantity: Quantity, question: Callable[[], float]) -> Reading:
+        return self._guarded(lambda: judged(quantity, question()))
+
+    def _guarded(self, question: Callable[[], Reading]) -> Reading:
+        """NVML's errors as what they mean. Raises CardGone."""
+        nvml = self._nvml
+        try:
+            return question()
+        except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired, nvml.NVMLError_GpuNotFound) as error:
+            raise CardGone(f"lost: {error}") from error
+        except nvml.NVMLError_NotSupported:
+            return Reading.unsupported("this card or driver does not tell it")
+        except (AttributeError, nvml.NVMLError_FunctionNotFound):
+            return Reading.unsupported("this NVML is too old to tell it")
+        except nvml.NVMLError as error:
+            return Reading.unreadable(f"NVML: {error}")
+
+    def _fact(self, question: Callable[[], Any]) -> Any:
+        """A fact for which no reason is needed; None where there is none."""
+        try:
+            return question()
+        except (AttributeError, self._nvml.NVMLError):
+            return None
+
+    def _text(self, question: Callable[[], Any]) -> str | None:
+        told = self._fact(question)
+        text = told.decode("utf-8", "replace") if isinstance(told, bytes) else told
+        return text if text and not re.fullmatch(r"\[?N/A\]?", text) else None
+
+
+def _address(nvml: Nvml, handle: Any) -> str:
+    told = nvml.nvmlDeviceGetPciInfo(handle).busId
+    address = address_of(told.decode() if isinstance(told, bytes) else told)
+    assert address is not None, told
+    return address
+
+
+def _ecc_support(why_none: str, counters: Mapping[str, Reading]) -> Reading:
+    if why_none:
+        return Reading.unsupported(why_none)
+    if not counters:
+        return Reading.unsupported("the driver tells no error counters of this card")
+    failed = [reading for reading in counters.values() if reading.status is not ReadingStatus.OK]
+    return Reading.unreadable(failed[0].reason) if failed else Reading.ok(1.0)

@@ -1,0 +1,100 @@
+"""NVML's answers, recorded call by call and given again: a card's telemetry without the card.
+
+`Recorder` stands in front of pynvml and keeps what it answers; `Replay` stands in for it. Answers to the same
+call are given in their order, the last one for ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+Answers = dict[str, list[Any]]  # by call: what it returned, or {"error": code}
+_UUID, _NO_UUID = "nvmlDeviceGetUUID", "GPU-00000000-0000-0000-0000-000000000000"
+_N_KEY_ARGUMENTS = {"nvmlDeviceGetSamples": 2}  # the third is the time of the last answer
+
+
+class Recorder:
+    """Passes every call on to `nvml` and keeps the answers, serial numbers and UUIDs replaced."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._handles: dict[int, str] = {}
+        self.answers: Answers = {}
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._nvml, name)
+        return attribute if not _is_call(name) else self._recorded(name, attribute)
+
+    def _recorded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*arguments: Any, **named: Any) -> Any:
+            told = self.answers.setdefault(_key(name, [self._plain(argument) for argument in arguments]), [])
+            try:
+                answer = call(*arguments, **named)
+            except self._nvml.NVMLError as error:
+                told.append({"error": error.value})
+                raise
+            told.append(_NO_UUID if name == _UUID else self._plain(answer))
+            return answer
+
+        return asked
+
+    def _plain(self, value: Any) -> Any:
+        """A value as JSON has it."""
+        if isinstance(value, bytes):
+            return value.decode("utf-8", "replace")
+        if isinstance(value, ctypes.Structure | ctypes.Union):
+            return {field[0]: self._plain(getattr(value, field[0])) for field in value._fields_}
+        if isinstance(value, ctypes.Array | list | tuple):
+            return [self._plain(item) for item in value]
+        if isinstance(value, ctypes._Pointer):
+            address = ctypes.cast(value, ctypes.c_void_p).value or 0
+            return {"handle": self._handles.setdefault(address, f"card {len(self._handles)}")}
+        return value
+
+
+class Replay:
+    """Answers as recorded; what was not recorded is not supported. Constants and errors are pynvml's."""
+
+    def __init__(self, nvml: Any, answers: Mapping[str, list[Any]]) -> None:
+        self._nvml = nvml
+        self._left = {key: list(told) for key, told in answers.items()}
+
+    def __getattr__(self, name: str) -> Any:
+        if not _is_call(name):
+            return getattr(self._nvml, name)
+
+        def asked(*arguments: Any, **_: Any) -> Any:
+            told = self._left.get(_key(name, arguments), [])
+            answer = told.pop(0) if len(told) > 1 else told[0] if told else {"error": 3}
+            if isinstance(answer, Mapping) and "error" in answer:
+                raise self._nvml.NVMLError(answer["error"])
+            return _object(answer)
+
+        return asked
+
+
+def _is_call(name: str) -> bool:
+    return name.startswith(("nvmlDevice", "nvmlSystem", "nvmlInit"))
+
+
+def _key(name: str, arguments: Any) -> str:
+    shown = [_shown(argument) for argument in arguments][: _N_KEY_ARGUMENTS.get(name)]
+    return f"{name}({', '.join(shown)})"
+
+
+def _shown(argument: Any) -> str:
+    if isinstance(argument, Mapping) and "handle" in argument:
+        return str(argument["handle"])
+    return str(argument)
+
+
+def _object(answer: Any) -> Any:
+    """Structures by their fields' names, as ctypes gives them; a handle is its name."""
+    if isinstance(answer, Mapping):
+        if "handle" in answer:
+            return answer["handle"]
+        return SimpleNamespace(**{name: _object(value) for name, value in answer.items()})
+    return [_object(item) for item in answer] if isinstance(answer, list) else answer
