@@ -79,7 +79,7 @@ wheel-check: $(READY)  ## the wheel in a clean environment: a short soak of the 
 
 long: $(READY)  ## what takes minutes to hours: slow tests, campaigns, kill storms
 	$(VENV)/bin/pytest -m slow
-	$(VENV)/bin/soak simulate --scenario healthy --campaign 1000 --data-dir $(DATA)
+	$(VENV)/bin/soak simulate --campaign 1000 --data-dir $(DATA)
 
 constraints: $(READY)  ## constraints.txt from what is installed here
 	$(VENV)/bin/python .ci/constraints.py > constraints.txt.new
