@@ -213,6 +213,10 @@ INCIDENTS: Mapping[str, Remedy] = {
         ("power loss", "a kernel panic", "the card took the machine down"),
         ("read the last boot's kernel log and the BMC's event log; an unexplained one repeats the run",),
     ),
+    "lease_lost": Remedy(
+        ("another daemon took the run or a card while this one gave no sign of life for a minute",),
+        ("see which host has the run now; one daemon a card, on a store that both can reach",),
+    ),
     "suspended": Remedy(("the machine went to sleep",), ("switch suspend off during a run",)),
     "interrupted": Remedy(
         ("SIGTERM or SIGINT: an operator, a service manager, a batch system",),

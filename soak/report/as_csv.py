@@ -25,6 +25,7 @@ COLUMNS = (
     *(f"{quantity}_{stat}" for quantity in Quantity for stat in STATS),
     "missing",
 )  # fmt: skip
+LONGEST_TEXT = 2000  # a spreadsheet's cell and Python's own reader both have an end
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "|", "%")
 
 
@@ -62,5 +63,5 @@ def _number(value: float) -> str:
 
 
 def _text(text: str) -> str:
-    cleaned = clean(text, None)
+    cleaned = clean(text, LONGEST_TEXT)
     return f"'{cleaned}" if cleaned.lstrip().startswith(FORMULA_STARTS) else cleaned

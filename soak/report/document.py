@@ -205,8 +205,8 @@ class RateBand:
 class Throughput:
     """Work done in the last attempt. Hours differ in their shapes, so like is compared with like: `first_pct`
     and `last_pct` are the rates of the first and last hour (half the run where that is shorter) in percent of
-    the whole run's at the same sequence length and mask, `drift_pct` is their difference, `per_kelvin_pct` the
-    slope of that relative rate over the judged temperature; each `error` is half the width of a 95 % interval.
+    the whole run's at the same sequence length and mask, `drift_pct` is their difference, `per_kelvin_pct`
+    the slope of that rate over the judged temperature; each `error` is half the width of a 95 % interval.
     """
 
     n_steps: int

@@ -55,6 +55,8 @@ class _View:
             yield Text(" · ".join(now), no_wrap=True, overflow="ellipsis")
         if snapshot.message:
             yield Text(w.clean(snapshot.message), "yellow")
+        if snapshot.rows_waiting:
+            yield Text(f"{snapshot.rows_waiting:,} rows wait for the store", "yellow")
         yield Text("")
         yield _cards(snapshot, wide)
         if any(card.findings for card in snapshot.cards):
@@ -119,8 +121,6 @@ def _next_words(snapshot: Snapshot) -> Iterator[str]:
             due_ms = (snapshot.elapsed_ms // every_ms + 1) * every_ms
             if due_ms < plan.duration_ms:
                 yield f"{what} in {_minutes(due_ms - snapshot.elapsed_ms)}"
-    if snapshot.rows_waiting:
-        yield f"{snapshot.rows_waiting:,} rows wait for the store"
 
 
 def _minutes(ms: int) -> str:

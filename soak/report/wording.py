@@ -79,6 +79,8 @@ def percent(share: float | None) -> str:
         return NOT_KNOWN
     if not math.isfinite(share):
         return number(share)
+    if abs(share) >= 1e4:
+        return f"{share:.1e} times"
     return f"{math.floor(share * 1e4 + 1e-9) / 100:g} %"
 
 

@@ -31,7 +31,7 @@ from soak.core.records import (
     TensorError,
 )
 from soak.core.snapshot import CardSnapshot, Snapshot
-from soak.core.verdict import judge
+from soak.core.verdict import Judgement, judge
 from soak.report.assemble import assemble
 from soak.report.document import Document
 
@@ -637,3 +637,76 @@ def snapshot_name(request: pytest.FixtureRequest) -> str:
 def snapshot(snapshot_name: str) -> Snapshot:
     """Each snapshot in turn."""
     return SNAPSHOTS[snapshot_name]()
+
+
+@pytest.fixture
+def snapshots() -> dict[str, Snapshot]:
+    return {name: made() for name, made in SNAPSHOTS.items()}
+
+
+@pytest.fixture
+def at() -> Callable[[Snapshot, int], Snapshot]:
+    """A snapshot at another elapsed time."""
+
+    def moved(snapshot: Snapshot, elapsed_ms: int) -> Snapshot:
+        return replace(snapshot, elapsed_ms=elapsed_ms, utc_ms=T0 + elapsed_ms)
+
+    return moved
+
+
+@pytest.fixture
+def assembled() -> Callable[[str, Callable[[RunInfo], RunInfo]], Document]:
+    """The document of a scene with another RunInfo."""
+
+    def made(name: str, change: Callable[[RunInfo], RunInfo]) -> Document:
+        scene = SCENES[name]()
+        return replace(scene, record=replace(scene.record, info=change(scene.record.info))).document()
+
+    return made
+
+
+@pytest.fixture
+def with_text() -> Callable[[str], Document]:
+    """A small run in which every foreign string is this one."""
+    plan = protocol(0.25)
+
+    def made(text: str) -> Document:
+        card = mi50(
+            model=text,
+            uuid=text,
+            driver=text,
+            notes=(text,),
+            supported={Quantity.PCIE_REPLAYS: Reading.unsupported(text)},
+            ecc_baseline={text: Reading.unreadable(text)},
+        )
+        run = info([card], run_id=text, profile=text, profile_reason=text, kernel=text, labels={text: text})
+        record = run_of(plan, [card], change=lambda s: replace(s, ecc_doubt=text), run=run, reason=text)
+        told = incident(1, 1000, "sensor_error", GPU, text)
+        record = replace(
+            record,
+            rotations=tuple(replace(r, golden=text) for r in record.rotations),
+            slots=tuple(replace(s, missing={Quantity.PCIE_SPEED_GTS: text}) for s in record.slots),
+            incidents=(replace(told, data={text: text}), replace(told, seq=2, gpu=text)),
+        )
+        return Scene(closed(record), plan, T0 + HOUR).document()
+
+    return made
+
+
+@pytest.fixture
+def judged() -> Mapping[str, tuple[RunRecord, Judgement]]:
+    """The record and the judgement of every scene."""
+    scenes = {name: made() for name, made in SCENES.items()}
+    return {name: (scene.record, judge(scene.record, scene.plan)) for name, scene in scenes.items()}
+
+
+@pytest.fixture
+def aged() -> Callable[[tuple[RunRecord, Judgement], int], tuple[RunRecord, Judgement]]:
+    """A run made some hours earlier."""
+
+    def older(found: tuple[RunRecord, Judgement], hours: int) -> tuple[RunRecord, Judgement]:
+        record, judgement = found
+        run = replace(record.info, run_id=f"aged-{hours}", created_utc_ms=T0 - hours * HOUR)
+        return replace(record, info=run), judgement
+
+    return older
