@@ -240,8 +240,8 @@ class EngineCpu:
                 continue
             replay = replay_says(*tensors)
             detail = (
-                f"step {unit.step} of rotation {rotation.shape.index}: {name} of head {unit.head} differs from "
-                f"the golden output in {found.n_bits} bits of {found.n_elements} elements, first in row "
+                f"step {unit.step} of rotation {rotation.shape.index}: {name} of head {unit.head} differs "
+                f"from the golden output in {found.n_bits} bits of {found.n_elements} elements, first in row "
                 f"{found.first[0]}; the replay says {replay}"
             )
             data = {
