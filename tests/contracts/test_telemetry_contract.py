@@ -71,7 +71,11 @@ def cpu_of_files(folder: Path) -> AbstractContextManager[Subject]:
     return sampled("cpu", folder)
 
 
-SUBJECTS = [this_machine, cpu_of_files]
+def an_mi50_of_files(_: Path) -> AbstractContextManager[Subject]:
+    return sampled("amd", Path(__file__).parents[1] / "captures/amd__instinct-mi50-32gb__by-hand/root")
+
+
+SUBJECTS = [this_machine, cpu_of_files, an_mi50_of_files]
 
 
 @pytest.fixture(params=SUBJECTS, ids=lambda subject: subject.__name__)
