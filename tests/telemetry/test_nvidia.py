@@ -213,7 +213,7 @@ def test_this_machine_answers_or_says_why_not():
     if any(Path("/dev").glob("nvidia[0-9]*")):
         assert backend.find()
     else:
-        with pytest.raises(Unavailable, match="NVIDIA|NVML"):
+        with pytest.raises(Unavailable, match=r"NVIDIA|NVML"):
             backend.find()
 
 
