@@ -247,11 +247,11 @@ INCIDENTS: Mapping[str, Remedy] = {
 }
 
 CERTIFIES_NOT = (
-    "It speaks of this card in this machine under this load: attention forward and backward at these shapes. "
+    "It speaks of these devices in this machine under this load: attention, forward and backward, as above. "
     "Video engines, display, peer-to-peer links and other instructions were not exercised.",
     "Memory that the load does not use was not written and read back; run a memory test for that.",
     "Another room, chassis, supply, driver, clock or power limit is another test.",
-    "It is about the past: a card can fail the day after.",
+    "It is about the past: a device can fail the day after.",
 )
 SIMULATED_NOT = "Nothing real was tested: the cards of this run are simulated."
 WAIVED_NOT = "{waived} was waived: nothing is known about it."

@@ -122,7 +122,7 @@ def _figures(card: d.Card) -> Facts:
         ),
         ("Throttled", f"{use.throttled_s:,.0f} s for heat" if use.throttled_s else ""),
         ("Work", _work(work)),
-        ("Drift", _drift(work)),
+        ("Drift", _drift(work, coverage.elapsed_s)),
         ("Compared", _compared(integrity)),
         ("Checked", f"{card.gradient.n_made} of {card.gradient.n_due} gradient checks"),
     ]
@@ -141,11 +141,12 @@ def _work(work: d.Throughput) -> str:
     return f"{w.reading(work.tflops_mean)} TFLOP/s on the whole, {work.n_steps:,} steps"
 
 
-def _drift(work: d.Throughput) -> str:
+def _drift(work: d.Throughput, elapsed_s: float) -> str:
     if work.drift_pct is None or work.first_pct is None or work.last_pct is None:
         return ""
+    part = "hour" if elapsed_s >= 7200 else "half"
     text = (
-        f"first hour {work.first_pct:.2f} %, last {work.last_pct:.2f} % of the run's own rate at like "
+        f"first {part} {work.first_pct:.2f} %, last {work.last_pct:.2f} % of the run's own rate at like "
         f"shapes: {w.signed(work.drift_pct)}{_plus_minus(work.drift_error_pct)} %"
     )
     if work.per_kelvin_pct is not None:

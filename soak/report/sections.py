@@ -124,7 +124,7 @@ def _run(document: d.Document) -> Facts:
         (
             "Load",
             f"attention forward and backward, {w.clean(plan.dtype)}, {plan.heads} heads of {plan.head_dim}, "
-            f"{plan.tokens:,} tokens a launch",
+            + (f"{plan.tokens:,} tokens a launch" if plan.tokens else "one sequence a launch"),
         ),
         (
             "Shapes",

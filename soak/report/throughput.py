@@ -134,11 +134,10 @@ def _first_and_last(
 
 
 def _difference(first: Sequence[float], last: Sequence[float]) -> tuple[float | None, float | None]:
-    if not first or not last:
+    """None where one of them is too short to know its own scatter: a drift without it would be noise."""
+    if len(first) < 2 or len(last) < 2:
         return None, None
     drift = fmean(last) - fmean(first)
-    if len(first) < 2 or len(last) < 2:
-        return drift, None
     return drift, Z_95 * math.sqrt(variance(first) / len(first) + variance(last) / len(last))
 
 

@@ -96,7 +96,7 @@ def test_a_card_without_the_sensor_has_no_slope() -> None:
     )
 
 
-@pytest.mark.parametrize("n", [0, 1])
+@pytest.mark.parametrize("n", [0, 1, 3])
 def test_little_work_claims_nothing(n: int) -> None:
     work = throughput(rotations(n=n), [], EDGE, n * TEN, PLAN)
     assert work.drift_pct is work.drift_error_pct is None
