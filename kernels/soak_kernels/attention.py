@@ -1,17 +1,25 @@
 """FlashAttention-2, forward and backward, in plain Triton: deterministic to the bit.
 
-Layout [B, H, S, D], contiguous; softmax and every accumulation in float32. After Dao, "FlashAttention-2" (arXiv 2307.08691),
-with two differences. dQ and dK/dV are separate kernels, each owning what it writes: no atomics, so the same inputs give the
-same bits on the same card and build. And the row maximum is subtracted before the scale is applied, because a fused
-s * scale - max rounds in one place only and exceeds 0 by thousands when scores are near 65504^2 * 128.
+Layout [B, H, S, D], contiguous; softmax and every accumulation in float32. After Dao, "FlashAttention-2"
+(arXiv 2307.08691), with two differences. dQ and dK/dV are separate kernels, each owning what it writes: no
+atomics, so the same inputs give the same bits on the same card and build. And the row maximum is subtracted
+before the scale is applied, because a fused s * scale - max rounds in one place only and exceeds 0 by
+thousands when scores are near 65504^2 * 128.
 
-One source serves two kinds of card by configuration (`tuning.TileConfig`). With matrix units the stationary operand stays on
-chip and the head dimension is one step (chunk_qk == head_dim). Without (gfx906) it is re-read in chunks, and the operand to the
-right of a product comes from a transposed, zero-padded copy in the workspace.
+One source serves two kinds of card by configuration (`tuning.TileConfig`). With matrix units the stationary
+operand stays on chip and the head dimension is one step (chunk_qk == head_dim). Without (gfx906) it is
+re-read in chunks, and the operand to the right of a product comes from a transposed, zero-padded copy in the
+workspace.
 
-Loads in a main loop carry no mask: a tile that reaches past the end clamps its row numbers (it re-reads the last row) and the
-score, probability or store is masked instead. Names: p_ pointer, b_ block, o_ offsets, m_ mask, n_ count, i_ index.
+Loads in a main loop carry no mask: a tile that reaches past the end clamps its row numbers (it re-reads the
+last row) and the score, probability or store is masked instead. Names: p_ pointer, b_ block, o_ offsets, m_
+mask, n_ count, i_ index.
 """
+
+# Inside @triton.jit: no annotations, no conditional expressions over types, tuples that grow.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code=assignment
+# ruff: noqa: RUF005, SIM108
 
 from __future__ import annotations
 
@@ -34,12 +42,14 @@ _LOG2_E = tl.constexpr(LOG2_E)
 _LSE_PAD = tl.constexpr(1e30)
 
 
-# --- kernels ---------------------------------------------------------------------------------------------------------
+# --- kernels
+# ---------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def _left(p_x, o_row, o_chunk, HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr):
-    """The operand left of a product over the head dimension, once per program; a placeholder where tiles re-read it."""
+    """The operand left of a product over the head dimension, once per program; a placeholder where tiles
+    re-read it."""
     if CHUNK == HEAD_DIM:
         b_x = tl.load(p_x + (o_row[:, None] * HEAD_DIM + o_chunk[None, :]))
     else:
@@ -50,9 +60,11 @@ def _left(p_x, o_row, o_chunk, HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr):
 @triton.jit
 def _product(
     b_left, p_left, p_right, p_right_t, o_left, o_right, o_right_t, o_chunk, seq_pad, shift,
-    HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, TRANSPOSED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, TRANSPOSED: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr,
 ):  # fmt: skip
-    """left [ROWS, D] times right [COLS, D] transposed, float32 [ROWS, COLS]; `shift` is a run-time zero (see callers)."""
+    """left [ROWS, D] times right [COLS, D] transposed, float32 [ROWS, COLS]; `shift` is a run-time zero (see
+    callers)."""
     b_s = tl.zeros([ROWS, COLS], tl.float32)
     o_base = o_left[:, None] * HEAD_DIM + o_chunk[None, :] + shift
     for c in tl.static_range(0, HEAD_DIM // CHUNK):
@@ -102,7 +114,8 @@ def _store(p_x, b_acc, b_factor, o_row, o_piece, n_rows, HEAD_DIM: tl.constexpr,
 def _forward_tile(
     p_q, p_k, p_kt, p_v, b_q, b_max, b_sum, b_acc, n, o_row, o_row_in, o_col, o_chunk, o_piece,
     scale_log2, seq_len, seq_pad, zero,
-    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr, CHUNK_PV: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr,
+    CHUNK_PV: tl.constexpr,
     TRANSPOSED: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """One block of keys into the running softmax. EDGE: the block crosses the diagonal or the end."""
@@ -110,7 +123,8 @@ def _forward_tile(
     o_key_in = o_key
     if EDGE:
         o_key_in = tl.minimum(o_key, seq_len - 1)
-    # n * zero is 0, but not to the compiler: without it the loads of Q leave the loop and fill every register of gfx906.
+    # n * zero is 0, but not to the compiler: without it the loads of Q leave the loop and fill every register
+    # of gfx906.
     b_s = _product(
         b_q, p_q, p_k, p_kt, o_row_in, o_key_in, o_key, o_chunk, seq_pad, n * zero,
         HEAD_DIM, CHUNK_QK, TRANSPOSED, BLOCK_M, BLOCK_N,
@@ -135,7 +149,8 @@ def _forward_tile(
 @triton.jit(do_not_specialize=["seq_len"])
 def _forward_kernel(
     p_q, p_k, p_kt, p_v, p_o, p_lse, scale_log2, seq_len, seq_pad, zero,
-    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr, CHUNK_PV: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr,
+    CHUNK_PV: tl.constexpr,
     TRANSPOSED: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M rows of O and LSE of one (batch, head). Grid: (row blocks * B * H,)."""
@@ -203,12 +218,14 @@ def _transpose_kernel(p_x, p_xt, seq_len, seq_pad, HEAD_DIM: tl.constexpr, BLOCK
 
 @triton.jit(do_not_specialize=["seq_len"])
 def _preprocess_kernel(
-    p_o, p_do, p_lse, p_high, p_low, p_delta, scale_log2, seq_len, seq_pad, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr
+    p_o, p_do, p_lse, p_high, p_low, p_delta, scale_log2, seq_len, seq_pad,
+    HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """delta = rowsum(O * dO); LSE as high (in units of raw scores) and low (base 2), so that P = exp2((s - high) * scale - low).
+    """delta = rowsum(O * dO); LSE as high (in units of raw scores) and low (base 2), so that P = exp2((s -
+    high) * scale - low).
 
-    One float32 would not do: with scores of 1e10 its last place is thousands. All are padded so that a row past the end
-    contributes exactly 0. Grid: (seq_pad / BLOCK * B * H,).
+    One float32 would not do: with scores of 1e10 its last place is thousands. All are padded so that a row
+    past the end contributes exactly 0. Grid: (seq_pad / BLOCK * B * H,).
     """
     n_blocks = seq_pad // BLOCK
     i_slice = (tl.program_id(0) // n_blocks).to(tl.int64)
@@ -231,8 +248,8 @@ def _preprocess_kernel(
 def _probability(b_s, b_high, b_low, scale_log2):
     """P from a score and its row's log-sum-exp, at most 1; a NaN stays one.
 
-    The bound matters where scores are huge: this product may add up in another order than the forward's, and one last place
-    of a score of 1e11 is an exponent of thousands.
+    The bound matters where scores are huge: this product may add up in another order than the forward's, and
+    one last place of a score of 1e11 is an exponent of thousands.
     """
     b_x = (b_s - b_high) * scale_log2 - b_low
     return tl.exp2(tl.minimum(b_x, 0.0, propagate_nan=tl.PropagateNan.ALL))
@@ -240,9 +257,11 @@ def _probability(b_s, b_high, b_low, scale_log2):
 
 @triton.jit
 def _dq_tile(
-    p_q, p_k, p_kt, p_v, p_vt, p_do, b_q, b_do, b_high, b_low, b_delta, b_dq, n, o_row, o_row_in, o_col, o_chunk, o_piece,
+    p_q, p_k, p_kt, p_v, p_vt, p_do, b_q, b_do, b_high, b_low, b_delta, b_dq, n, o_row, o_row_in, o_col,
+    o_chunk, o_piece,
     scale_log2, seq_len, seq_pad, zero,
-    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr, CHUNK_PV: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr,
+    CHUNK_PV: tl.constexpr,
     TRANSPOSED: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """One block of keys into dQ: dS = P * (dO V^T - delta), dQ += dS K."""
@@ -271,10 +290,12 @@ def _dq_tile(
 @triton.jit(do_not_specialize=["seq_len"])
 def _dq_kernel(
     p_q, p_k, p_kt, p_v, p_vt, p_do, p_high, p_low, p_delta, p_dq, scale, scale_log2, seq_len, seq_pad, zero,
-    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr, CHUNK_PV: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr,
+    CHUNK_PV: tl.constexpr,
     TRANSPOSED: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M rows of dQ of one (batch, head), the sum over keys in ascending order. Grid: (row blocks * B * H,)."""
+    """BLOCK_M rows of dQ of one (batch, head), the sum over keys in ascending order. Grid: (row blocks * B *
+    H,)."""
     n_blocks = tl.cdiv(seq_len, BLOCK_M)
     i_slice = (tl.program_id(0) // n_blocks).to(tl.int64)
     i_block = tl.program_id(0) % n_blocks
@@ -309,13 +330,15 @@ def _dq_kernel(
         inner = seq_len // BLOCK_N * BLOCK_N
     for n in tl.range(0, inner, BLOCK_N):
         b_dq = _dq_tile(
-            p_q, p_k, p_kt, p_v, p_vt, p_do, b_q, b_do, b_high, b_low, b_delta, b_dq, n, o_row, o_row_in, o_col, o_chunk, o_piece,
+            p_q, p_k, p_kt, p_v, p_vt, p_do, b_q, b_do, b_high, b_low, b_delta, b_dq, n, o_row, o_row_in,
+            o_col, o_chunk, o_piece,
             scale_log2, seq_len, seq_pad, zero,
             HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK_QK, CHUNK_PV, TRANSPOSED, CAUSAL, False,
         )  # fmt: skip
     for n in tl.range(inner, end, BLOCK_N):
         b_dq = _dq_tile(
-            p_q, p_k, p_kt, p_v, p_vt, p_do, b_q, b_do, b_high, b_low, b_delta, b_dq, n, o_row, o_row_in, o_col, o_chunk, o_piece,
+            p_q, p_k, p_kt, p_v, p_vt, p_do, b_q, b_do, b_high, b_low, b_delta, b_dq, n, o_row, o_row_in,
+            o_col, o_chunk, o_piece,
             scale_log2, seq_len, seq_pad, zero,
             HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK_QK, CHUNK_PV, TRANSPOSED, CAUSAL, True,
         )  # fmt: skip
@@ -325,12 +348,15 @@ def _dq_kernel(
 
 @triton.jit
 def _dkv_tile(
-    p_q, p_qt, p_k, p_v, p_do, p_dot, p_high, p_low, p_delta, b_k, b_v, b_dk, b_dv, m, o_key, o_key_in, o_line, o_chunk, o_piece,
+    p_q, p_qt, p_k, p_v, p_do, p_dot, p_high, p_low, p_delta, b_k, b_v, b_dk, b_dv, m, o_key, o_key_in,
+    o_line, o_chunk, o_piece,
     scale_log2, seq_len, seq_pad, zero,
-    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr, CHUNK_PV: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr,
+    CHUNK_PV: tl.constexpr,
     TRANSPOSED: tl.constexpr, DIAGONAL: tl.constexpr,
 ):  # fmt: skip
-    """One block of rows into dK and dV: everything transposed, [keys, rows], so that P^T is left operand as it comes.
+    """One block of rows into dK and dV: everything transposed, [keys, rows], so that P^T is left operand as
+    it comes.
 
     Rows past the end need no mask: their padded log-sum-exp makes P exactly 0.
     """
@@ -355,11 +381,14 @@ def _dkv_tile(
 
 @triton.jit(do_not_specialize=["seq_len"])
 def _dkv_kernel(
-    p_q, p_qt, p_k, p_v, p_do, p_dot, p_high, p_low, p_delta, p_dk, p_dv, scale, scale_log2, seq_len, seq_pad, zero,
-    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr, CHUNK_PV: tl.constexpr,
+    p_q, p_qt, p_k, p_v, p_do, p_dot, p_high, p_low, p_delta, p_dk, p_dv, scale, scale_log2, seq_len,
+    seq_pad, zero,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_QK: tl.constexpr,
+    CHUNK_PV: tl.constexpr,
     TRANSPOSED: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N rows of dK and dV of one (batch, head), the sum over rows in ascending order. Grid: (key blocks * B * H,)."""
+    """BLOCK_N rows of dK and dV of one (batch, head), the sum over rows in ascending order. Grid: (key blocks
+    * B * H,)."""
     n_blocks = tl.cdiv(seq_len, BLOCK_N)
     i_slice = (tl.program_id(0) // n_blocks).to(tl.int64)
     i_block = (
@@ -410,7 +439,8 @@ def _dkv_kernel(
     _store(p_dv, b_dv, b_one, o_key, o_piece, seq_len, HEAD_DIM, CHUNK_PV)
 
 
-# --- launchers -------------------------------------------------------------------------------------------------------
+# --- launchers
+# -------------------------------------------------------------------------------------------------------
 
 PREPARE_BLOCK = 64  # rows a program of the transpose and preprocess kernels
 PREPARE_WARPS = 4
@@ -418,10 +448,11 @@ PREPARE_WARPS = 4
 
 @dataclass(frozen=True)
 class Workspace:
-    """Scratch of one shape and configuration; every element that is read is written first, so it may hold anything.
+    """Scratch of one shape and configuration; every element that is read is written first, so it may hold
+    anything.
 
-    high, low (the log-sum-exp in two parts), delta: float32 [B*H, S_pad]. k_t, v_t, q_t, do_t: [B*H, D, S_pad] in the inputs' type, or None where the
-    configuration reads the tensors as they are.
+    high, low (the log-sum-exp in two parts), delta: float32 [B*H, S_pad]. k_t, v_t, q_t, do_t: [B*H, D,
+    S_pad] in the inputs' type, or None where the configuration reads the tensors as they are.
     """
 
     seq_pad: int
@@ -435,7 +466,8 @@ class Workspace:
 
 
 def allocate_workspace(q: torch.Tensor, config: AttentionConfig) -> Workspace:
-    """The scratch that forward and backward of q's shape, type and device need under `config`; reusable for ever."""
+    """The scratch that forward and backward of q's shape, type and device need under `config`; reusable for
+    ever."""
     batch, heads, seq_len, head_dim = q.shape
     multiple = max(config.row_multiple, PREPARE_BLOCK)
     seq_pad = -(-seq_len // multiple) * multiple
@@ -473,9 +505,11 @@ def attention_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O = softmax(scale * Q K^T) V and its log-sum-exp, launched on the current stream.
 
-    q, k, v: [B, H, S, D], contiguous, one shape, one type of float16, bfloat16, float32; scale: default 1 / sqrt(D).
-    Returns o like q and lse float64 [B, H, S] (natural logarithm of the sum of exponentials of the scaled scores; float64
-    because the backward needs its last digits when scores are huge); they are the tensors of `out` where given. With `out` and `workspace` nothing is allocated.
+    q, k, v: [B, H, S, D], contiguous, one shape, one type of float16, bfloat16, float32; scale: default 1 /
+    sqrt(D).
+    Returns o like q and lse float64 [B, H, S] (natural logarithm of the sum of exponentials of the scaled
+    scores; float64 because the backward needs its last digits when scores are huge); they are the tensors of
+    `out` where given. With `out` and `workspace` nothing is allocated.
     Raises ValueError, naming the argument and what is legal, before anything is launched.
     """
     scale = _checked(config, scale, q=q, k=k, v=v)
@@ -484,11 +518,12 @@ def attention_forward(
     _check_like_rows(q, lse=lse)
     space = _checked_workspace(workspace, q, config)
     tile = config.forward
-    k_t = _transposed(k, space.k_t, space) if tile.transposed else k
-    _forward_kernel[(_n_blocks(q, tile.block_m),)](
-        p_q=q, p_k=k, p_kt=k_t, p_v=v, p_o=o, p_lse=lse, scale_log2=_scale_log2(scale),
-        seq_len=q.shape[2], seq_pad=space.seq_pad, zero=0, **_constants(tile, q.shape[3], causal),
-    )  # fmt: skip
+    with torch.cuda.device_of(q):  # Triton launches on the current device, which need not be q's
+        k_t = _transposed(k, space.k_t, space) if tile.transposed else k
+        _forward_kernel[(_n_blocks(q, tile.block_m),)](
+            p_q=q, p_k=k, p_kt=k_t, p_v=v, p_o=o, p_lse=lse, scale_log2=_scale_log2(scale),
+            seq_len=q.shape[2], seq_pad=space.seq_pad, zero=0, **_constants(tile, q.shape[3], causal),
+        )  # fmt: skip
     return o, lse
 
 
@@ -506,9 +541,11 @@ def attention_backward(
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     workspace: Workspace | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dQ, dK, dV for the gradient `do` of O; o and lse as `attention_forward` returned them for the same arguments.
+    """dQ, dK, dV for the gradient `do` of O; o and lse as `attention_forward` returned them for the same
+    arguments.
 
-    All [B, H, S, D], contiguous, one type; lse float64 [B, H, S]. `out` = (dq, dk, dv). The rest as in `attention_forward`.
+    All [B, H, S, D], contiguous, one type; lse float64 [B, H, S]. `out` = (dq, dk, dv). The rest as in
+    `attention_forward`.
     """
     scale = _checked(config, scale, q=q, k=k, v=v, o=o, do=do)
     _check_like_rows(q, lse=lse)
@@ -516,34 +553,36 @@ def attention_backward(
     _check_like(q, q.dtype, dq=dq, dk=dk, dv=dv)
     space = _checked_workspace(workspace, q, config)
     seq_len, head_dim = q.shape[2:]
-    _preprocess_kernel[(space.seq_pad // PREPARE_BLOCK * q.shape[0] * q.shape[1],)](
-        p_o=o, p_do=do, p_lse=lse, p_high=space.high, p_low=space.low, p_delta=space.delta,
-        scale_log2=_scale_log2(scale), seq_len=seq_len, seq_pad=space.seq_pad,
-        HEAD_DIM=head_dim, BLOCK=PREPARE_BLOCK, num_warps=PREPARE_WARPS,
-    )  # fmt: skip
-    tile = config.dq
-    k_t = _transposed(k, space.k_t, space) if tile.transposed else k
-    v_t = _transposed(v, space.v_t, space) if tile.transposed else v
-    _dq_kernel[(_n_blocks(q, tile.block_m),)](
-        p_q=q, p_k=k, p_kt=k_t, p_v=v, p_vt=v_t, p_do=do, p_high=space.high, p_low=space.low,
-        p_delta=space.delta, p_dq=dq,
-        scale=scale, scale_log2=_scale_log2(scale), seq_len=seq_len, seq_pad=space.seq_pad, zero=0,
-        **_constants(tile, head_dim, causal),
-    )  # fmt: skip
-    tile = config.dkv
-    q_t = _transposed(q, space.q_t, space) if tile.transposed else q
-    do_t = _transposed(do, space.do_t, space) if tile.transposed else do
-    _dkv_kernel[(_n_blocks(q, tile.block_n),)](
-        p_q=q, p_qt=q_t, p_k=k, p_v=v, p_do=do, p_dot=do_t, p_high=space.high, p_low=space.low,
-        p_delta=space.delta, p_dk=dk, p_dv=dv,
-        scale=scale, scale_log2=_scale_log2(scale), seq_len=seq_len, seq_pad=space.seq_pad, zero=0,
-        **_constants(tile, head_dim, causal),
-    )  # fmt: skip
+    with torch.cuda.device_of(q):
+        _preprocess_kernel[(space.seq_pad // PREPARE_BLOCK * q.shape[0] * q.shape[1],)](
+            p_o=o, p_do=do, p_lse=lse, p_high=space.high, p_low=space.low, p_delta=space.delta,
+            scale_log2=_scale_log2(scale), seq_len=seq_len, seq_pad=space.seq_pad,
+            HEAD_DIM=head_dim, BLOCK=PREPARE_BLOCK, num_warps=PREPARE_WARPS,
+        )  # fmt: skip
+        tile = config.dq
+        k_t = _transposed(k, space.k_t, space) if tile.transposed else k
+        v_t = _transposed(v, space.v_t, space) if tile.transposed else v
+        _dq_kernel[(_n_blocks(q, tile.block_m),)](
+            p_q=q, p_k=k, p_kt=k_t, p_v=v, p_vt=v_t, p_do=do, p_high=space.high, p_low=space.low,
+            p_delta=space.delta, p_dq=dq,
+            scale=scale, scale_log2=_scale_log2(scale), seq_len=seq_len, seq_pad=space.seq_pad, zero=0,
+            **_constants(tile, head_dim, causal),
+        )  # fmt: skip
+        tile = config.dkv
+        q_t = _transposed(q, space.q_t, space) if tile.transposed else q
+        do_t = _transposed(do, space.do_t, space) if tile.transposed else do
+        _dkv_kernel[(_n_blocks(q, tile.block_n),)](
+            p_q=q, p_qt=q_t, p_k=k, p_v=v, p_do=do, p_dot=do_t, p_high=space.high, p_low=space.low,
+            p_delta=space.delta, p_dk=dk, p_dv=dv,
+            scale=scale, scale_log2=_scale_log2(scale), seq_len=seq_len, seq_pad=space.seq_pad, zero=0,
+            **_constants(tile, head_dim, causal),
+        )  # fmt: skip
     return dq, dk, dv
 
 
 def _scale_log2(scale: float) -> float:
-    # Exactly the float32 that the kernels multiply with: they also use it in float64, and the two must not differ.
+    # Exactly the float32 that the kernels multiply with: they also use it in float64, and the two must not
+    # differ.
     return float(struct.unpack("f", struct.pack("f", scale * LOG2_E))[0])
 
 
@@ -593,7 +632,7 @@ def _checked(config: AttentionConfig, scale: float | None, **tensors: torch.Tens
         )
     if q.device.type != "cuda" and not triton.knobs.runtime.interpret:
         raise ValueError(
-            f"q is on {q.device}; legal: a GPU, or the CPU when TRITON_INTERPRET=1 was set before triton's import"
+            f"q is on {q.device}; legal: a GPU, or the CPU with TRITON_INTERPRET=1 set before triton"
         )
     for name, x in tensors.items():
         _check_like(q, q.dtype, **{name: x})
@@ -659,7 +698,8 @@ def _dtype_name(x: torch.Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
-# --- autograd --------------------------------------------------------------------------------------------------------
+# --- autograd
+# --------------------------------------------------------------------------------------------------------
 
 
 class _Attention(torch.autograd.Function):
@@ -679,7 +719,7 @@ class _Attention(torch.autograd.Function):
         return o
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, o, lse = ctx.saved_tensors
         dq, dk, dv = attention_backward(
@@ -688,7 +728,8 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, None, None, None
 
 
-# --- public function -------------------------------------------------------------------------------------------------
+# --- public function
+# -------------------------------------------------------------------------------------------------
 
 
 def attention(
@@ -696,8 +737,10 @@ def attention(
 ) -> torch.Tensor:
     """softmax(scale * Q K^T) V, differentiable, with the conventions of torch's scaled_dot_product_attention.
 
-    q, k, v: [B, H, S, D] of one shape, head_dim 64 or 128, float16, bfloat16 or float32; copied if not contiguous.
-    scale: default 1 / sqrt(D). Raises ValueError, naming the argument and what is legal, before anything is launched.
+    q, k, v: [B, H, S, D] of one shape, head_dim 64 or 128, float16, bfloat16 or float32; copied if not
+    contiguous.
+    scale: default 1 / sqrt(D). Raises ValueError, naming the argument and what is legal, before anything is
+    launched.
     """
     if q.dim() != 4 or 0 in q.shape:
         raise ValueError(

@@ -2,8 +2,9 @@
 
     python -m soak_kernels.bench [--json FILE] [--tune] [--quick]
 
-First every shape is checked (against float64, bit for bit on repeats, no byte written outside); a red check ends the program
-with 1 and no figure is shown. `--tune` times the candidate tiles of each pass and prints the best. The table comes last.
+First every shape is checked (against float64, bit for bit on repeats, no byte written outside); a red check
+ends the program with 1 and no figure is shown. `--tune` times the candidate tiles of each pass and prints the
+best. The table comes last.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ TENSORS = ("o", "lse", "dq", "dk", "dv")
 
 @dataclass(frozen=True)
 class Row:
-    """One shape: TFLOP/s (median of REPEATS launches, backward counted as 2.5 forwards) and relative L2 against float64."""
+    """One shape: TFLOP/s (median of REPEATS launches, backward counted as 2.5 forwards) and relative L2
+    against float64."""
 
     seq_len: int
     causal: bool
@@ -100,11 +102,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-# --- checks ----------------------------------------------------------------------------------------------------------
+# --- checks
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _check(seq_lens: Sequence[int]) -> list[str]:
-    """What is wrong, one line each: accuracy, repeatability, and NaN around every tensor, for the kernels that would run here."""
+    """What is wrong, one line each: accuracy, repeatability, and NaN around every tensor, for the kernels
+    that would run here."""
     import torch
 
     from soak_kernels.device import architecture
@@ -199,7 +203,8 @@ def _inputs(
     return normal(0.5), normal(0.5), normal(0.5), normal(1.0)
 
 
-# --- figures ---------------------------------------------------------------------------------------------------------
+# --- figures
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _milliseconds(launch: Callable[[], Any], repeats: int = REPEATS) -> float:
@@ -208,9 +213,9 @@ def _milliseconds(launch: Callable[[], Any], repeats: int = REPEATS) -> float:
 
     for _ in range(5):
         launch()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         launch()
         stop.record()
@@ -284,7 +289,8 @@ def _errors(
 def _torch_flash(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, causal: bool
 ) -> tuple[float, float, dict[str, torch.Tensor]] | None:
-    """Milliseconds forward and backward, and the results, of torch's flash backend; None where torch has none here."""
+    """Milliseconds forward and backward, and the results, of torch's flash backend; None where torch has none
+    here."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -309,11 +315,12 @@ def _tune(arch: str, seq_lens: Sequence[int]) -> list[dict[str, Any]]:
     best = []
     for seq_len in (seq_lens[0], seq_lens[-1]):
         for causal in (False, True):
+            mask = "causal" if causal else "full"
             base = plan(arch, head_dim=HEAD_DIM, seq_len=seq_len, causal=causal)
             for pass_ in PASSES:
                 timed = []
                 for tile in candidates(arch, pass_):
-                    config = dataclasses.replace(base, **{pass_: tile})
+                    config = _with_tile(base, pass_, tile)
                     try:
                         timed.append((_time_pass(config, pass_, seq_len, causal), tile.name))
                     except Exception as error:  # noqa: BLE001  (a candidate may fail to compile in any way)
@@ -334,10 +341,15 @@ def _tune(arch: str, seq_lens: Sequence[int]) -> list[dict[str, Any]]:
                         }
                     )
                     print(
-                        f"seq_len {seq_len} {'causal' if causal else 'full':6} {pass_:8} {name:34} {milliseconds:.3f} ms",
+                        f"seq_len {seq_len} {mask:6} {pass_:8} {name:34} {milliseconds:.3f} ms",
                         flush=True,
                     )
     return best
+
+
+def _with_tile(base: AttentionConfig, pass_: Pass, tile: TileConfig) -> AttentionConfig:
+    changes: dict[str, Any] = {pass_: tile}
+    return dataclasses.replace(base, **changes)
 
 
 def candidates(arch: str, pass_: Pass) -> list[TileConfig]:
@@ -363,7 +375,8 @@ def candidates(arch: str, pass_: Pass) -> list[TileConfig]:
 
 
 def _time_pass(config: AttentionConfig, pass_: Pass, seq_len: int, causal: bool) -> float:
-    """Milliseconds of a forward, or of a backward in which only the tile of `pass_` differs between candidates."""
+    """Milliseconds of a forward, or of a backward in which only the tile of `pass_` differs between
+    candidates."""
     import torch
 
     from soak_kernels.attention import allocate_workspace, attention_backward, attention_forward
@@ -383,7 +396,8 @@ def _time_pass(config: AttentionConfig, pass_: Pass, seq_len: int, causal: bool)
     )
 
 
-# --- output ----------------------------------------------------------------------------------------------------------
+# --- output
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _write(path: Path | None, figures: dict[str, Any]) -> None:
@@ -399,12 +413,8 @@ def _print(facts: dict[str, Any], rows: Sequence[Row]) -> None:
         return "" if error is None else f"{max(error[name] for name in ('o', 'dq', 'dk', 'dv')):.1e}"
 
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
-    print(
-        f"TFLOP/s, float16, {HEADS} heads, {TOKENS} tokens, head_dim {HEAD_DIM}; against torch's flash backend"
-    )
-    print(
-        f"{'seq':>5} {'mask':6} {'fwd':>6} {'':>6} {'bwd':>6} {'':>6} {'error':>8} {'torch':>8} {'digest':>11}"
-    )
+    print(f"TFLOP/s, float16, {HEADS} heads, {TOKENS} tokens, head_dim {HEAD_DIM}; ratio to torch's flash")
+    print(f"{'seq':>5} {'mask':6} {'fwd':>6} {'':>6} {'bwd':>6} {'':>6} {'error':>8} {'torch':>8}    digest")
     for row in rows:
         print(
             f"{row.seq_len:5} {'causal' if row.causal else 'full':6}"

@@ -2,7 +2,8 @@
 
     python -m soak_kernels.compile gfx906
 
-The compiler is given what the JIT would give it on the card: pointers aligned to 16 bytes and, on AMD, tensors under 2 GB.
+The compiler is given what the JIT would give it on the card: pointers aligned to 16 bytes and, on AMD,
+tensors under 2 GB.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """One compiled kernel. vgprs: registers a thread; spills: registers spilled (NVIDIA: bytes stored and loaded);
-    scratch_bytes: private memory a thread; lds_bytes: shared memory a workgroup; waves_per_simd: by registers alone, AMD only;
-    dot2: v_dot2_f32_f16 in the text, AMD only (NVIDIA: wgmma). None: does not apply or was not read."""
+    """One compiled kernel. vgprs: registers a thread; spills: registers spilled (NVIDIA: bytes stored and
+    loaded); scratch_bytes: private memory a thread; lds_bytes: shared memory a workgroup; waves_per_simd: by
+    registers alone, AMD only; dot2: v_dot2_f32_f16 in the text, AMD only (NVIDIA: wgmma). None: does not
+    apply or was not read."""
 
     name: str
     arch: str
@@ -83,8 +85,9 @@ def product_dtypes(arch: str) -> tuple[str, ...]:
 def compile_all(
     arch: str, *, dtypes: Iterable[str] = ("float16",), seq_len: int = 4096
 ) -> list[CompiledKernel]:
-    """Compile every product kernel for `arch` ("gfx906", "sm_90"): three passes, both head dimensions, full and causal, and
-    the small kernels around them. Takes seconds a kernel; Triton's cache makes a second call quick.
+    """Compile every product kernel for `arch` ("gfx906", "sm_90"): three passes, both head dimensions, full
+    and causal, and the small kernels around them. Takes seconds a kernel; Triton's cache makes a second call
+    quick.
 
     Raises ValueError where this Triton cannot compile for the architecture or is in interpreter mode.
     """
@@ -119,21 +122,20 @@ def _jobs(arch: str, dtypes: tuple[str, ...], seq_len: int) -> Iterable[_Job]:
                     yield _attention_job(kernels[pass_], pass_, head_dim, causal, dtype, tile, reason)
         for head_dim in HEAD_DIMS:
             constants = {"HEAD_DIM": head_dim, "BLOCK": attention.PREPARE_BLOCK}
-            for pass_, kernel in (
+            for name, kernel in (
                 ("preprocess", attention._preprocess_kernel),
                 ("transpose", attention._transpose_kernel),
             ):
-                signature = _signature(kernel, dtype, constants)
                 yield _Job(
-                    f"{pass_}-d{head_dim}-{dtype}", kernel, signature, constants, attention.PREPARE_WARPS, 1,
-                    pass_, head_dim, None, dtype, f"{attention.PREPARE_BLOCK}", "memory-bound, one block of rows",
+                    f"{name}-d{head_dim}-{dtype}", kernel, _signature(kernel, dtype, constants), constants,
+                    attention.PREPARE_WARPS, 1, name, head_dim, None, dtype,
+                    f"{attention.PREPARE_BLOCK} rows", "bound by memory",
                 )  # fmt: skip
-    for n_words in (1, *(head_dim // 2 for head_dim in HEAD_DIMS)):
-        constants = digest_kernels.constants(n_words)
-        signature = _signature(digest_kernels._digest_kernel, "float16", constants)
+    for n_words in (1, 2, *(head_dim // 2 for head_dim in HEAD_DIMS)):
+        constants, kernel = digest_kernels.constants(n_words), digest_kernels._digest_kernel
         yield _Job(
-            f"digest-w{n_words}", digest_kernels._digest_kernel, signature, constants, digest_kernels.NUM_WARPS, 1,
-            "digest", None, None, "int32", f"{n_words} words", "memory-bound, one block of rows",
+            f"digest-w{n_words}", kernel, _signature(kernel, "float16", constants), constants,
+            digest_kernels.NUM_WARPS, 1, "digest", None, None, "int32", f"{n_words} words", "bound by memory",
         )  # fmt: skip
 
 
@@ -240,16 +242,15 @@ def _nvidia_facts(cubin: bytes, ptx: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(cubin)
-        usage = subprocess.run(
-            [tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True
-        ).stdout
-        code = subprocess.run(
-            [tool, "--dump-sass", binary], capture_output=True, text=True, check=True
-        ).stdout
+        usage = _output(tool, "--dump-resource-usage", binary)
+        # Without local memory there is nothing to look for, and disassembling takes longer than compiling.
+        code = _output(tool, "--dump-sass", binary) if re.search(r"\b(?:STACK|LOCAL):[1-9]", usage) else ""
     registers = re.search(r"\bREG:(\d+)", usage)
     stack = re.search(r"\bSTACK:(\d+)", usage)
     local = re.search(r"\bLOCAL:(\d+)", usage)
-    assert registers and stack and local, "no resource usage in the binary"
+    assert registers is not None, "no resource usage in the binary"
+    assert stack is not None
+    assert local is not None
     return {
         "vgprs": int(registers.group(1)),
         "spills": len(re.findall(r"\b(?:STL|LDL)\b", code)),
@@ -258,6 +259,10 @@ def _nvidia_facts(cubin: bytes, ptx: str) -> dict[str, Any]:
         "dot2": None,
         "wgmma": len(re.findall(r"\bwgmma\.mma_async\b", ptx)),
     }
+
+
+def _output(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def main(arguments: list[str]) -> int:

@@ -6,7 +6,8 @@ import torch
 
 
 def architecture(device: torch.device) -> str:
-    """ "gfx906", "sm_90", ... of a GPU; "cpu" of the CPU (Triton's interpreter). Initialises the device's runtime."""
+    """ "gfx906", "sm_90", ... of a GPU; "cpu" of the CPU (Triton's interpreter). Initialises the device's
+    runtime."""
     if device.type != "cuda":
         return device.type
     properties = torch.cuda.get_device_properties(device)

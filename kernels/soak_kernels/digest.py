@@ -1,12 +1,16 @@
-"""A digest of a tensor's bits per (slice, block of rows), and its comparison, both without a word to the host.
+"""A digest of a tensor's bits per (slice, block of rows), and its comparison, both without a word to the
+host.
 
-The bits of a row are read as 32-bit words (two float16 or bfloat16, one float32, half a float64). With fixed odd pseudo-random weights,
+The bits of a row are read as 32-bit words (two float16 or bfloat16, one float32, half a float64). With fixed
+odd pseudo-random weights,
 
-    digest[i, j] = sum over the rows r of block j of  row_weight[r] * sum over words c of  word[i, r, c] * word_weight[c]
+    digest[i, j] = sum over the rows r of block j of  row_weight[r] * sum over words c of  word[i, r, c] *
+    word_weight[c]
 
-modulo 2^64. A sum modulo 2^64 does not depend on its order, so a GPU and the CPU give the same number. Odd weights see any
-single flipped bit (2^b * odd is not 0); unequal ones see swapped rows, words or blocks, and flips that cancel in a plain sum;
-words of 32 bits leave 32 bits of room, so that two flipped top bits do not cancel either.
+modulo 2^64. A sum modulo 2^64 does not depend on its order, so a GPU and the CPU give the same number. Odd
+weights see any single flipped bit (2^b * odd is not 0); unequal ones see swapped rows, words or blocks, and
+flips that cancel in a plain sum; words of 32 bits leave 32 bits of room, so that two flipped top bits do not
+cancel either.
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ class DigestWeights:
 
 
 def digest_weights(n_rows: int, n_words: int, device: torch.device | str) -> DigestWeights:
-    """The weights of rows up to n_rows and words up to n_words; the same everywhere and for ever (they are in stored digests).
+    """The weights of rows up to n_rows and words up to n_words; the same everywhere and for ever (they are in
+    stored digests).
 
     Larger tables begin with the smaller ones, so one pair made for the longest seq_len serves a whole run.
     """
@@ -52,10 +57,12 @@ def digest_shape(x: torch.Tensor) -> tuple[int, int]:
 def digest(
     x: torch.Tensor, *, weights: DigestWeights | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The digest of x: int64 [B * H, ceil(S / ROWS_PER_BLOCK)] on x's device; with `weights` and `out` nothing is allocated.
+    """The digest of x: int64 [B * H, ceil(S / ROWS_PER_BLOCK)] on x's device; with `weights` and `out`
+    nothing is allocated.
 
-    x: [B, H, S, D] or [B, H, S] (a value a row), contiguous, float16, bfloat16, float32 or float64. On a GPU one Triton kernel that
-    reads x once, on the CPU torch; both give the same numbers. Raises ValueError, naming the argument and what is legal.
+    x: [B, H, S, D] or [B, H, S] (a value a row), contiguous, float16, bfloat16, float32 or float64. On a GPU
+    one Triton kernel that reads x once, on the CPU torch; both give the same numbers. Raises ValueError,
+    naming the argument and what is legal.
     """
     n_slices, n_rows, n_words = _view(x)
     shape = (n_slices, -(-n_rows // ROWS_PER_BLOCK))
@@ -72,7 +79,8 @@ def digest(
         out = torch.empty(shape, dtype=torch.int64, device=x.device)
     elif out.shape != shape or out.dtype != torch.int64 or out.device != x.device or not out.is_contiguous():
         raise ValueError(
-            f"out is {out.dtype} {list(out.shape)} on {out.device}; legal: contiguous int64 {list(shape)} on {x.device}"
+            f"out is {out.dtype} {list(out.shape)} on {out.device}; "
+            f"legal: contiguous int64 {list(shape)} on {x.device}"
         )
     if x.device.type == "cpu":
         return out.copy_(digest_torch(x, weights))
@@ -85,7 +93,8 @@ def digest(
 
 
 def digest_torch(x: torch.Tensor, weights: DigestWeights) -> torch.Tensor:
-    """`digest` in plain torch operations: the reference, and the path of the CPU. Takes 16 bytes a word of memory."""
+    """`digest` in plain torch operations: the reference, and the path of the CPU. Takes 16 bytes a word of
+    memory."""
     n_slices, n_rows, n_words = _view(x)
     words = x.view(torch.int32).reshape(n_slices, n_rows, n_words).to(torch.int64) & 0xFFFFFFFF
     rows = (words * weights.words[:n_words]).sum(2) * weights.rows[:n_rows]
@@ -95,9 +104,11 @@ def digest_torch(x: torch.Tensor, weights: DigestWeights) -> torch.Tensor:
 
 
 def compare(digests: torch.Tensor, golden: torch.Tensor, mismatches: torch.Tensor) -> None:
-    """Add the number of differing digests to mismatches[0], on the device, with no synchronisation and no allocation.
+    """Add the number of differing digests to mismatches[0], on the device, with no synchronisation and no
+    allocation.
 
-    digests, golden: int64 of one shape; mismatches: int64 [1], which the caller zeroes once and reads when it likes.
+    digests, golden: int64 of one shape; mismatches: int64 [1], which the caller zeroes once and reads when it
+    likes.
     """
     if digests.shape != golden.shape:
         raise ValueError(f"golden has shape {list(golden.shape)}; legal: {list(digests.shape)}, as digests")
@@ -126,7 +137,8 @@ class Mismatch:
 
 
 def locate(digests: torch.Tensor, golden: torch.Tensor, *, seq_len: int, limit: int = 64) -> list[Mismatch]:
-    """The first `limit` blocks that differ, in order. Waits for the device: for after a mismatch was counted."""
+    """The first `limit` blocks that differ, in order. Waits for the device: for after a mismatch was
+    counted."""
     found = (digests != golden).nonzero()[:limit].tolist()
     return [Mismatch(i, j * ROWS_PER_BLOCK, min((j + 1) * ROWS_PER_BLOCK, seq_len)) for i, j in found]
 
@@ -150,7 +162,8 @@ def power_of_two(n: int) -> int:
 
 
 def _odd(i: int) -> int:
-    """The i-th weight: splitmix64 (Steele, Lea, Flood 2014; public domain constants), made odd, as a signed 64-bit value."""
+    """The i-th weight: splitmix64 (Steele, Lea, Flood 2014; public domain constants), made odd, as a signed
+    64-bit value."""
     z = (i + 1) * 0x9E3779B97F4A7C15 & _MASK_64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK_64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK_64

@@ -1,5 +1,8 @@
 """The Triton kernels of `digest`: one reads a tensor once at memory speed, one compares on the device."""
 
+# Inside @triton.jit nothing is annotated.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
 from __future__ import annotations
 
 from typing import Any
@@ -15,7 +18,8 @@ _ROWS_PER_STEP = 32
 _COMPARE_BLOCK = 1024
 
 
-# --- kernels ---------------------------------------------------------------------------------------------------------
+# --- kernels
+# ---------------------------------------------------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_blocks"])
@@ -23,7 +27,8 @@ def _digest_kernel(
     p_words, p_row_weight, p_word_weight, p_digest, n_rows, n_blocks,
     N_WORDS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The digest of one block of rows of one slice. Grid: (slices * n_blocks,). WIDTH: N_WORDS up to a power of two."""
+    """The digest of one block of rows of one slice. Grid: (slices * n_blocks,). WIDTH: N_WORDS up to a power
+    of two."""
     i_slice = (tl.program_id(0) // n_blocks).to(tl.int64)
     i_block = tl.program_id(0) % n_blocks
     o_word = tl.arange(0, WIDTH)
@@ -52,7 +57,8 @@ def _compare_kernel(p_digest, p_golden, p_mismatches, n, BLOCK: tl.constexpr):
     tl.store(p_mismatches, tl.load(p_mismatches) + tl.sum(b_count, 0))
 
 
-# --- launchers -------------------------------------------------------------------------------------------------------
+# --- launchers
+# -------------------------------------------------------------------------------------------------------
 
 
 def constants(n_words: int) -> dict[str, Any]:
@@ -71,7 +77,8 @@ def launch_digest(
     n_rows: int,
     n_words: int,
 ) -> None:
-    """The digest of int32 words [slices, n_rows, n_words] into out [slices, blocks]; arguments as `digest` checked them."""
+    """The digest of int32 words [slices, n_rows, n_words] into out [slices, blocks]; arguments as `digest`
+    checked them."""
     n_blocks = -(-n_rows // ROWS_PER_BLOCK)
     _digest_kernel[(out.numel(),)](
         p_words=words, p_row_weight=row_weights, p_word_weight=word_weights, p_digest=out,

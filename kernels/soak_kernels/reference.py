@@ -1,7 +1,8 @@
-"""Attention and its gradients in float64 from the explicit formulas: the ground truth that the kernels are held against.
+"""Attention and its gradients in float64 from the explicit formulas: the ground truth that the kernels are
+held against.
 
-Nothing is shared with the kernels: no autograd, no fused operator, no online softmax, no Triton; plain matrix products on
-the CPU, row block by row block, so that memory is chunk * S and not S * S.
+Nothing is shared with the kernels: no autograd, no fused operator, no online softmax, no Triton; plain matrix
+products on the CPU, row block by row block, so that memory is chunk * S and not S * S.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 
 @dataclass(frozen=True)
 class Reference:
-    """float64 on the CPU: o, dq, dk, dv [S, D]; lse [S] (natural logarithm). Batched: [B, H, S, D] and [B, H, S]."""
+    """float64 on the CPU: o, dq, dk, dv [S, D]; lse [S] (natural logarithm). Batched: [B, H, S, D] and [B, H,
+    S]."""
 
     o: torch.Tensor
     lse: torch.Tensor
@@ -32,7 +34,8 @@ def reference_slice(
     scale: float | None = None,
     chunk_rows: int = 256,
 ) -> Reference:
-    """O, LSE, dQ, dK, dV of one (batch, head): q, k, v, do [S, D] of any float type and device; scale: 1 / sqrt(D).
+    """O, LSE, dQ, dK, dV of one (batch, head): q, k, v, do [S, D] of any float type and device; scale: 1 /
+    sqrt(D).
 
         S = scale Q K^T       LSE = ln rowsum exp S     P = exp(S - LSE)       O = P V
         dV = P^T dO           dP = dO V^T               dS = P (dP - rowsum(dO O))
@@ -60,7 +63,8 @@ def reference_slice(
             s = s.masked_fill(torch.arange(end)[None, :] > i, -torch.inf)
         top = s.amax(dim=1, keepdim=True)
         lse[rows] = (top + torch.log(torch.exp(s - top).sum(dim=1, keepdim=True)))[:, 0]
-        # Not exp(s - lse): with scores of 1e11 the logarithm's part of lse is below its last place even in float64.
+        # Not exp(s - lse): with scores of 1e11 the logarithm's part of lse is below its last place even in
+        # float64.
         p = torch.exp(s - top)
         p = p / p.sum(dim=1, keepdim=True)
         o[rows] = p @ v[:end]

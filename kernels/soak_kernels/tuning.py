@@ -1,6 +1,8 @@
-"""Which tile a kernel uses, as data with reasons: (arch, head_dim, seq_len, causal, pass, dtype) -> (config, reason).
+"""Which tile a kernel uses, as data with reasons: (arch, head_dim, seq_len, causal, pass, dtype) -> (config,
+reason).
 
-The figures for gfx906 are static (compiled and modelled without a card); `python -m soak_kernels.compile` repeats them.
+The figures for gfx906 are static (compiled and modelled without a card); `python -m soak_kernels.compile`
+repeats them.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ DTYPES = ("float16", "bfloat16", "float32")
 class TileConfig:
     """One compiled shape of one kernel.
 
-    block_m, block_n: rows of Q and of K/V a tile; chunk_qk: head dimension a step of the products that contract over it;
-    chunk_pv: head dimension a piece of the accumulators. chunk_qk == head_dim keeps the stationary operand on chip,
-    less re-reads it in each tile. transposed: the operand right of such a product comes from a copy [D, S] in the workspace.
+    block_m, block_n: rows of Q and of K/V a tile; chunk_qk: head dimension a step of the products that
+    contract over it; chunk_pv: head dimension a piece of the accumulators. chunk_qk == head_dim keeps the
+    stationary operand on chip, less re-reads it in each tile. transposed: the operand right of such a product
+    comes from a copy [D, S] in the workspace.
     """
 
     block_m: int
@@ -62,42 +65,48 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class Rule:
-    """A line of the policy. `arch` is a prefix ("sm_9"), or "" for any; the first line that matches is taken."""
+    """A line of the policy; the first that matches is taken. seq_len_max and causal: None for any."""
 
     arch: str
     pass_: Pass
     head_dim: int
     tile: TileConfig
     reason: str
-    dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    dtypes: tuple[str, ...]
     seq_len_max: int | None = None
     causal: bool | None = None
 
 
-def _t(m: int, n: int, qk: int, pv: int, transposed: bool, warps: int, stages: int) -> TileConfig:
-    return TileConfig(m, n, qk, pv, transposed, warps, stages)
+def _chunked(m: int, n: int, chunk: int) -> TileConfig:
+    return TileConfig(m, n, chunk, chunk, transposed=True, num_warps=4, num_stages=1)
+
+
+def _resident(m: int, n: int, head_dim: int) -> TileConfig:
+    return TileConfig(m, n, head_dim, head_dim, transposed=False, num_warps=8, num_stages=3)
 
 
 _HALF = ("float16", "bfloat16")
-_GFX906 = (
-    "gfx906 has no matrix unit: v_dot2 from registers, so the head dimension goes in chunks, the left operand is re-read, "
-    "the right one is contiguous along its columns (no 8-way LDS conflict); "
+_ONLY_FLOAT16 = ("float16",)  # gfx906 has no bfloat16 arithmetic
+_DOT2 = (
+    "gfx906 has no matrix unit, only v_dot2 from registers: the head dimension goes in chunks, the left "
+    "operand is re-read, the right one is contiguous along its columns (no 8-way LDS conflict); "
 )
+_WGMMA = "sm_90 has wgmma: "
 
 POLICY: tuple[Rule, ...] = (
-    Rule("gfx906", "forward", 128, _t(128, 32, 16, 16, True, 4, 1), _GFX906 + "no spill, dot2 share .73", ("float16",)),
-    Rule("gfx906", "forward", 64, _t(64, 64, 16, 16, True, 4, 1), _GFX906 + "no spill, dot2 share .63", ("float16",)),
-    Rule("gfx906", "dq", 128, _t(128, 32, 16, 16, True, 4, 1), _GFX906 + "no spill, dot2 share .78", ("float16",)),
-    Rule("gfx906", "dq", 64, _t(64, 64, 16, 16, True, 4, 1), _GFX906 + "no spill", ("float16",)),
-    Rule("gfx906", "dkv", 128, _t(32, 64, 32, 32, True, 4, 1), _GFX906 + "no spill, dot2 share .78", ("float16",)),
-    Rule("gfx906", "dkv", 64, _t(32, 64, 32, 32, True, 4, 1), _GFX906 + "no spill", ("float16",)),
-    Rule("sm_90", "forward", 128, _t(128, 128, 128, 128, False, 8, 3), "sm_90: wgmma on 128 x 128, K and V three deep (224 KB)", _HALF),
-    Rule("sm_90", "forward", 64, _t(128, 128, 64, 64, False, 8, 3), "sm_90: wgmma on 128 x 128, K and V three deep", _HALF),
-    Rule("sm_90", "dq", 128, _t(128, 64, 128, 128, False, 8, 3), "sm_90: Q, dO and dQ of 128 rows stay on chip", _HALF),
-    Rule("sm_90", "dq", 64, _t(128, 64, 64, 64, False, 8, 3), "sm_90: Q, dO and dQ of 128 rows stay on chip", _HALF),
-    Rule("sm_90", "dkv", 128, _t(64, 128, 128, 128, False, 8, 3), "sm_90: dK and dV of 128 rows fill the accumulators of 8 warps", _HALF),
-    Rule("sm_90", "dkv", 64, _t(64, 128, 64, 64, False, 8, 3), "sm_90: dK and dV of 128 rows fill the accumulators of 8 warps", _HALF),
-)  # fmt: skip
+    Rule("gfx906", "forward", 64, _chunked(64, 64, 16), _DOT2 + "no spill", _ONLY_FLOAT16),
+    Rule("gfx906", "forward", 128, _chunked(128, 32, 16), _DOT2 + "no spill", _ONLY_FLOAT16),
+    Rule("gfx906", "dq", 64, _chunked(64, 64, 16), _DOT2 + "no spill", _ONLY_FLOAT16),
+    Rule("gfx906", "dq", 128, _chunked(128, 32, 16), _DOT2 + "no spill", _ONLY_FLOAT16),
+    Rule("gfx906", "dkv", 64, _chunked(32, 64, 32), _DOT2 + "no spill", _ONLY_FLOAT16),
+    Rule("gfx906", "dkv", 128, _chunked(32, 64, 32), _DOT2 + "no spill", _ONLY_FLOAT16),
+    Rule("sm_90", "forward", 64, _resident(128, 128, 64), _WGMMA + "128 x 128, K and V three deep", _HALF),
+    Rule("sm_90", "forward", 128, _resident(128, 128, 128), _WGMMA + "128 x 128, 224 KB three deep", _HALF),
+    Rule("sm_90", "dq", 64, _resident(128, 64, 64), _WGMMA + "Q, dO, dQ of 128 rows on chip", _HALF),
+    Rule("sm_90", "dq", 128, _resident(128, 64, 128), _WGMMA + "Q, dO, dQ of 128 rows on chip", _HALF),
+    Rule("sm_90", "dkv", 64, _resident(64, 128, 64), _WGMMA + "dK, dV of 128 rows in registers", _HALF),
+    Rule("sm_90", "dkv", 128, _resident(64, 128, 128), _WGMMA + "dK, dV of 128 rows in registers", _HALF),
+)
 
 
 def _generic(pass_: Pass, head_dim: int, dtype: str) -> tuple[TileConfig, str]:
@@ -116,8 +125,9 @@ def choose(
 ) -> tuple[TileConfig, str]:
     """The tile for one kernel and why.
 
-    arch: "sm_90", "gfx906", ... (see `device.architecture`); seq_len in rows; dtype as in `str(tensor.dtype)` without "torch.".
-    A card or type without a line of its own gets the generic tile, and the reason then begins with "fallback:".
+    arch: "sm_90", "gfx906", ... (see `device.architecture`); seq_len in rows; dtype: torch's name without
+    "torch.". A card or type without a line of its own gets the generic tile, and the reason then begins with
+    "fallback:".
     Raises ValueError for a head_dim, seq_len, pass or dtype that no kernel has.
     """
     if head_dim not in HEAD_DIMS:

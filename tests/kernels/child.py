@@ -1,4 +1,5 @@
-"""A process that runs the functions of one module on request: a JSON line in, a JSON line out, until its input ends."""
+"""A process that runs the functions of one module on request: a JSON line in, a JSON line out, until its
+input ends."""
 
 import importlib
 import json

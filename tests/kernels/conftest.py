@@ -1,5 +1,6 @@
-"""Kernel tests run in child processes: Triton's interpreter and its compiler exclude each other, and both are chosen before
-triton is imported, while the rest of the suite shares one process. One child of each kind serves the whole session."""
+"""Kernel tests run in child processes: Triton's interpreter and its compiler exclude each other, and both are
+chosen before triton is imported, while the rest of the suite shares one process. One child of each kind
+serves the whole session."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Child:
             }
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "error", str(HERE / "child.py"), self._module],
-                env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+                env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+                text=True,
             )  # fmt: skip
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -1,4 +1,5 @@
-"""What the interpreter child can do; runs with TRITON_INTERPRET=1 (see conftest.py). Results are plain numbers."""
+"""What the interpreter child can do; runs with TRITON_INTERPRET=1 (see conftest.py). Results are plain
+numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import warnings
 from typing import Any
 
 import torch
-
 from soak_kernels import attention as attention_module
 from soak_kernels import digest_kernels
 from soak_kernels.attention import allocate_workspace, attention, attention_backward, attention_forward
@@ -19,7 +19,8 @@ TENSORS = ("o", "lse", "dq", "dk", "dv")
 
 
 class Guarded:
-    """Tensors inside NaN: what is read outside them shows in the result, what is written there shows in `intact`."""
+    """Tensors inside NaN: what is read outside them shows in the result, what is written there shows in
+    `intact`."""
 
     def __init__(self) -> None:
         self._buffers: list[tuple[torch.Tensor, int]] = []
@@ -143,7 +144,8 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def neighbour_is_nan(arch: str, seq_len: int, causal: bool) -> dict[str, Any]:
-    """Whether head 0 keeps its bits when head 1 turns into NaN, and whether head 1 then shows it everywhere."""
+    """Whether head 0 keeps its bits when head 1 turns into NaN, and whether head 1 then shows it
+    everywhere."""
     inputs = _inputs(1, 2, seq_len, 64, torch.float16, seed=1)
     config = plan(arch, head_dim=64, seq_len=seq_len, causal=causal)
     clean = _run(inputs, causal, config, Guarded())
@@ -159,7 +161,8 @@ def neighbour_is_nan(arch: str, seq_len: int, causal: bool) -> dict[str, Any]:
 
 
 def extreme(kind: str, arch: str, seq_len: int, causal: bool) -> dict[str, Any]:
-    """Scores at the ends of fp16: relative L2 of o, lse, dv (dq and dk of equal rows are 0 and have no relative error)."""
+    """Scores at the ends of fp16: relative L2 of o, lse, dv (dq and dk of equal rows are 0 and have no
+    relative error)."""
     q, k, v, do = _inputs(1, 1, seq_len, 128, torch.float16, seed=2)
     if kind == "largest":
         q, k, v = (torch.full_like(x, 65504.0) for x in (q, k, v))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from soak_kernels import bench
 from soak_kernels.tuning import PASSES, plan
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from soak_kernels.digest import ROWS_PER_BLOCK, Mismatch, compare, digest, digest_weights, locate
 
 SHAPE = (2, 2, 200, 64)
@@ -156,7 +155,7 @@ def test_bad_input() -> None:
             digest(bad)
     with pytest.raises(ValueError, match="weights cover 128 rows of 32 words; legal: at least 200 of 32"):
         digest(x, weights=digest_weights(100, 32, "cpu"))
-    with pytest.raises(ValueError, match="out is torch.int32"):
+    with pytest.raises(ValueError, match=r"out is torch\.int32"):
         digest(x, out=torch.empty(4, 2, dtype=torch.int32))
     with pytest.raises(ValueError, match="mismatches has 2 elements"):
         compare(digest(x), digest(x), torch.zeros(2, dtype=torch.int64))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from soak_kernels.reference import reference, reference_slice, relative_l2
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-
 from soak_kernels.tuning import HEAD_DIMS, PASSES, POLICY, choose, plan
 
 
