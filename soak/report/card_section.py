@@ -164,6 +164,8 @@ def _compared(integrity: d.Integrity) -> str:
         f"{integrity.n_rotations_compared} of {integrity.n_rotations_due} rotations: "
         f"{integrity.n_mismatches:,} mismatches"
     )
+    if integrity.n_unproved:
+        text += f"; {integrity.n_unproved} gradient checks without the golden digest"
     if integrity.error_rate_below is not None:
         text += f", so the error rate is below {w.error(integrity.error_rate_below)} a comparison (95 %)"
     return text

@@ -269,14 +269,15 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Integrity:
-    """Comparisons with golden digests, over all attempts; `error_rate_below`: the 95 % upper bound of the
-    probability that a comparison differs, where none did."""
+    """Comparisons with golden digests, over all attempts. `n_unproved`: gradient checks whose outputs did not
+    carry theirs. `error_rate_below`: the 95 % upper bound of a difference, else None."""
 
     n_rotations_due: int  # of the last attempt
     n_rotations_compared: int
     n_due: int
     n_compared: int
     n_mismatches: int
+    n_unproved: int
     error_rate_below: float | None
 
 

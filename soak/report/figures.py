@@ -228,13 +228,16 @@ def _largest(values: Iterable[float]) -> float:
 def integrity(rows: CardRows) -> d.Integrity:
     checks = list(rows.comparisons.values())
     n, mismatches = sum(c.n for c in checks), sum(c.mismatches for c in checks)
+    unproved = sum(1 for check in rows.checks if check.golden_proved is False)
+    spotless = n > 0 and not mismatches and not unproved
     return d.Integrity(
         n_rotations_due=rows.protocol.n_rotations(rows.elapsed_ms) if rows.attempt else 0,
         n_rotations_compared=sum(1 for c in checks if rows.is_last(c.attempt) and c.n > 0),
         n_due=sum(c.n_due for c in checks),
         n_compared=n,
         n_mismatches=mismatches,
-        error_rate_below=min(3 / n, 1.0) if n and not mismatches else None,  # rule of three, 95 %
+        n_unproved=unproved,
+        error_rate_below=min(3 / n, 1.0) if spotless else None,  # rule of three, 95 %
     )
 
 

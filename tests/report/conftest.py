@@ -310,9 +310,7 @@ def failed() -> Scene:
     record = run_of(plan, [mi50()], change=change)
     nan = TensorError("dq", 1_000_000, 1, math.nan, math.inf, 0.2)
     checks = list(record.gradient_checks)
-    checks[3] = replace(
-        checks[3], errors=(checks[3].errors[0], nan, *checks[3].errors[2:]), golden_proved=False
-    )
+    checks[3] = replace(checks[3], errors=(checks[3].errors[0], nan, *checks[3].errors[2:]))
     incidents = (
         incident(1, 9_605_000, "ecc_error", GPU, "ras/umc/corrected rose from 57 to 60"),
         incident(
@@ -710,3 +708,12 @@ def aged() -> Callable[[tuple[RunRecord, Judgement], int], tuple[RunRecord, Judg
         return replace(record, info=run), judgement
 
     return older
+
+
+@pytest.fixture
+def unproved() -> Document:
+    """A healthy run, but for one gradient check whose outputs did not carry the golden digest."""
+    scene = healthy()
+    first, *others = scene.record.gradient_checks
+    checks = (replace(first, golden_proved=False), *others)
+    return replace(scene, record=replace(scene.record, gradient_checks=checks)).document()

@@ -106,6 +106,11 @@ def test_the_bound_of_the_error_rate(documents: Documents) -> None:
     assert integrity.error_rate_below == 3 / 1080
 
 
+def test_an_output_without_its_digest_takes_the_bound_away(unproved: Document) -> None:
+    integrity = unproved.cards[0].integrity
+    assert (integrity.n_mismatches, integrity.n_unproved, integrity.error_rate_below) == (0, 1, None)
+
+
 def test_nan_is_the_worst_figure(documents: Documents) -> None:
     gradient = documents["failed"].cards[0].gradient
     dq = next(figure for figure in gradient.worst if figure.tensor == "dq")
