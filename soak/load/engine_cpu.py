@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 
 import torch
+from soak_kernels.digest import digest_weights
 from soak_kernels.flops import backward_flops, forward_flops
 
 from soak.core.ports import Checked, Happening, Progress, Ready
@@ -93,6 +94,7 @@ class EngineCpu:
         self._captures: queue.Queue[_Capture] = queue.Queue()
         self._checking = False
         self._calibration = Calibration({(1, False): 1.0})
+        self._weights = digest_weights(protocol.seq_len_max, protocol.head_dim, "cpu")
 
     def begin(self, rotation: int) -> Ready:
         torch.set_num_threads(1)
@@ -222,7 +224,7 @@ class EngineCpu:
     def _draw(self, shape: Shape) -> RotationCpu:
         p = self._protocol
         inputs = draw_inputs(shape.seed, batch=1, heads=p.heads, seq_len=shape.seq_len, head_dim=p.head_dim)
-        return RotationCpu(shape, inputs, p.heads)
+        return RotationCpu(shape, inputs, p.heads, self._weights)
 
     def _attend(self, rotation: RotationCpu, head: int) -> Outputs:
         return attention(

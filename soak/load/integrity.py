@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,15 @@ def difference(golden: torch.Tensor, got: torch.Tensor) -> Difference | None:
         first=(row, column),
         first_xor=int(wrong[0]),
     )
+
+
+def golden_name(digests: Iterable[torch.Tensor]) -> str:
+    """One short name for many digests (`soak_kernels.digest`, on the CPU), in their order: 32 hexadecimal
+    digits."""
+    whole = hashlib.blake2b(digest_size=16)
+    for each in digests:
+        whole.update(each.contiguous().numpy().tobytes())
+    return whole.hexdigest()
 
 
 def replay_says(golden: torch.Tensor, got: torch.Tensor, replayed: torch.Tensor) -> str:

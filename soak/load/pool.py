@@ -276,7 +276,9 @@ class Pool:
             self._start(card)
         except OSError as error:
             card.child = None
-            return [self._happening(card, "worker_error", f"the worker cannot be started again: {error}")]
+            return [
+                self._happening(card, "restarts_exhausted", f"the worker cannot be started again: {error}")
+            ]
         detail = f"restart {card.restarts} of {limit}, on rotation {self._rotation}"
         return [self._happening(card, "worker_restarted", detail, {"restarts": card.restarts})]
 

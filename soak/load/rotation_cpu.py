@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from soak_kernels.digest import DigestWeights, digest
 
 from soak.core.protocol import Shape
-from soak.load.digest_cpu import combined, digest
 from soak.load.gradient import Outputs
-from soak.load.integrity import same_bits
+from soak.load.integrity import golden_name, same_bits
 from soak.load.recipe import Inputs
 
 
@@ -50,6 +50,7 @@ class RotationCpu:
     shape: Shape
     inputs: Inputs  # each [1, heads, seq_len, head_dim]
     heads: int
+    weights: DigestWeights
     n_steps: int = 0
     n_due: int = 0
     n_compared: int = 0
@@ -78,7 +79,7 @@ class RotationCpu:
                 self._golden[unit.head] = outputs
                 self._steps[unit.step].made_golden = True
         if golden is None:
-            self._name_golden(unit.head, tuple(digest(tensor) for tensor in outputs))
+            self._name_golden(unit.head, self._digest(outputs))
             return None
         return None if all(same_bits(a, b) for a, b in zip(golden, outputs, strict=True)) else golden
 
@@ -103,7 +104,7 @@ class RotationCpu:
             golden = self._digests.get(head)
         if golden is None:
             return None
-        return all(torch.equal(digest(tensor), each) for tensor, each in zip(outputs, golden, strict=True))
+        return all(torch.equal(a, b) for a, b in zip(self._digest(outputs), golden, strict=True))
 
     def golden_intact(self, head: int) -> bool | None:
         """Whether the golden outputs in memory still have their digest: if not, it is they that changed."""
@@ -119,8 +120,12 @@ class RotationCpu:
         with self._lock:
             return Tally(self.n_steps, self.n_due, self.n_compared, self.mismatches, self._name)
 
+    def _digest(self, outputs: Outputs) -> tuple[torch.Tensor, ...]:
+        """Of one head: int64 [1, row blocks] a tensor."""
+        return tuple(digest(tensor.contiguous()[None, None], weights=self.weights) for tensor in outputs)
+
     def _name_golden(self, head: int, digests: tuple[torch.Tensor, ...]) -> None:
         with self._lock:
             self._digests[head] = digests
             if len(self._digests) == self.heads:
-                self._name = combined(each for h in range(self.heads) for each in self._digests[h])
+                self._name = golden_name(each for h in range(self.heads) for each in self._digests[h])

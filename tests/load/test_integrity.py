@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from soak_kernels.digest import digest_weights
 
 from soak.core.protocol import Shape
-from soak.load.digest_cpu import ROWS_PER_BLOCK, combined, digest
 from soak.load.engine_cpu import attention
 from soak.load.gradient import Outputs
-from soak.load.integrity import difference, flip_bit, replay_says, same_bits
+from soak.load.integrity import difference, flip_bit, golden_name, replay_says, same_bits
 from soak.load.recipe import Inputs, draw_inputs
 from soak.load.rotation_cpu import RotationCpu, Unit
 
@@ -55,29 +55,20 @@ def test_a_replay_classifies(tensor: torch.Tensor) -> None:
     assert replay_says(tensor, wrong, other) == "unstable"
 
 
-@pytest.mark.parametrize("bit", range(32))
-def test_the_digest_sees_every_bit_and_tells_the_block(tensor: torch.Tensor, bit: int) -> None:
-    differing = digest(tensor) != digest(flip_bit(tensor, 100, 7, bit))
-    assert differing.tolist() == [False, True, False]
-    assert 100 // ROWS_PER_BLOCK == 1
-
-
-def test_the_digest_sees_what_a_plain_sum_does_not(tensor: torch.Tensor) -> None:
-    swapped = tensor.clone()
-    swapped[[3, 9]] = tensor[[9, 3]]
-    assert not torch.equal(digest(tensor), digest(swapped))
-    assert combined([digest(tensor)]) != combined([digest(swapped)])
-
-
-def test_the_digest_of_one_value_a_row(tensor: torch.Tensor) -> None:
-    lse = tensor[:, 0].contiguous()
-    assert digest(lse).shape == (3,)
+def test_the_golden_name_follows_every_digest() -> None:
+    digests = [torch.tensor([[1, 2]]), torch.tensor([[3]])]
+    assert golden_name(digests) == golden_name([each.clone() for each in digests])
+    assert golden_name(digests) != golden_name([digests[0], torch.tensor([[4]])])
+    assert len(golden_name(digests)) == 32
 
 
 @pytest.fixture
 def rotation() -> RotationCpu:
     shape = Shape(index=0, seq_len=48, causal=True, seed=3)
-    return RotationCpu(shape, draw_inputs(3, batch=1, heads=2, seq_len=48, head_dim=32), heads=2)
+    weights = digest_weights(48, 32, "cpu")
+    return RotationCpu(
+        shape, draw_inputs(3, batch=1, heads=2, seq_len=48, head_dim=32), heads=2, weights=weights
+    )
 
 
 def compute(rotation: RotationCpu, head: int) -> Outputs:
