@@ -21,28 +21,35 @@ def readable(raw: Mapping[str, Reading]) -> dict[str, int] | None:
 class EccLedger:
     """Sums the increases of every counter over resets; a reset counts what the counter says afterwards.
 
-    `raw`: each counter's last value, at first the baseline; `since_t0`: its increases so far. A counter that
-    goes back inside a gap (readings further apart than they should be) hides what it counted before the
-    reset: `doubt` says so, for good.
+    `raw`: each counter's last value, at first the baseline; `since_t0`: its increases so far; `before`:
+    errors by kind of an earlier part of the attempt. What was counted cannot be known where a counter goes
+    back inside a gap (readings further apart than they should be), or appears with errors and without a
+    baseline: `doubt` says so, for good.
     """
 
     raw: dict[str, int]
     since_t0: dict[str, int] = field(default_factory=dict)
     doubt: str = ""
+    before: Mapping[str, int] = field(default_factory=dict)
 
     def read(self, raw: Mapping[str, int], *, after_gap: bool) -> list[str]:
         """Takes a reading of all counters; the keys that went back."""
         went_back = []
         for key, value in raw.items():
-            last = self.raw.get(key, 0)
-            if value < last:
+            last = self.raw.get(key)
+            if last is None and value > 0:
+                self._doubt(f"{key} appeared with {value} and was not there at t0")
+            elif last is not None and value < last:
                 went_back.append(key)
                 if after_gap:
-                    self.doubt = f"{key} went back from {last} to {value} while nobody was reading"
-            rise = value - last if value >= last else value
+                    self._doubt(f"{key} went back from {last} to {value} while nobody was reading")
+            rise = 0 if last is None else value - last if value >= last else value
             self.since_t0[key] = self.since_t0.get(key, 0) + rise
             self.raw[key] = value
         return went_back
+
+    def _doubt(self, why: str) -> None:
+        self.doubt = self.doubt or why
 
     def covers(self, raw: Mapping[str, int]) -> bool:
         """Whether a reading has every counter of the baseline."""
@@ -56,5 +63,9 @@ class EccLedger:
             view, _, kind = key.split("/")
             by_kind = views.setdefault(view, {})
             by_kind[kind] = by_kind.get(kind, 0) + rise
-        kinds = [kind for kind in ECC_KINDS if any(kind in by_kind for by_kind in views.values())]
-        return {kind: max(by_kind.get(kind, 0) for by_kind in views.values()) for kind in kinds}
+        known = {*self.before, *(kind for by_kind in views.values() for kind in by_kind)}
+        return {
+            kind: self.before.get(kind, 0) + max((v.get(kind, 0) for v in views.values()), default=0)
+            for kind in ECC_KINDS
+            if kind in known
+        }

@@ -6,7 +6,8 @@ poll intervals; that time is split at slot borders, while the poll's values belo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from soak.core.ecc import EccLedger, readable
@@ -64,13 +65,13 @@ class SlotFold:
         self._required = required_quantities(protocol, device)
         self._needs_ecc = "ecc" in protocol.limits.required and device.ecc.status is ReadingStatus.OK
         self._ledger = ledger or EccLedger(readable(device.ecc_baseline) or {})
+        self._ecc_gap = ledger is not None or start_ms > 0  # nobody read the counters between two stretches
         self._last_ecc_ms = start_ms if device.ecc.status is ReadingStatus.OK else None
         self._last_poll_ms = start_ms
         self._next_close = protocol.slot_index(start_ms + 1)
         self._open: dict[int, _OpenSlot] = {}
         if resume is not None and not resume.closed:
             self._open[resume.index] = _OpenSlot.taken_up(resume)
-        self.observed_ms = 0
         self.went_back: list[str] = []  # ECC counters that fell, for the run to report
 
     @property
@@ -78,34 +79,40 @@ class SlotFold:
         return self._ledger.totals()
 
     def add(self, poll: Poll, at_ms: int, work: Work) -> None:
-        """Takes a poll done at `at_ms`; n > 1 are n equal polls, the last at `at_ms`."""
-        if at_ms <= self._last_poll_ms or self._last_poll_ms >= self._protocol.duration_ms:
-            return  # out of order, or after the end
-        for n, last_ms in self._per_slot(poll.n, at_ms):
-            self._add_within_slot(poll, n, last_ms, work)
+        """Takes a poll done at `at_ms`; n > 1 are n equal polls, the last at `at_ms`.
 
-    def _per_slot(self, n: int, at_ms: int) -> Iterator[tuple[int, int]]:
-        """Splits n polls at slot borders: (how many, instant of the last)."""
+        A poll that is not later than the one before, or the second after the end, is passed over.
+        """
         every = self._protocol.poll_ms
-        first_ms = at_ms - (n - 1) * every
-        while n > 0:
-            end_ms = self._protocol.slot_end_ms(self._protocol.slot_index(first_ms))
-            fit = n if first_ms > end_ms else min(n, (end_ms - first_ms) // every + 1)
-            yield fit, first_ms + (fit - 1) * every
+        n, first_ms = poll.n, at_ms - (poll.n - 1) * every
+        while n > 0 and self._last_poll_ms < self._protocol.duration_ms:
+            stale = (self._last_poll_ms - first_ms) // every + 1
+            fit = stale if stale > 0 else self._n_alike(poll, first_ms, work)
+            fit = min(fit, n)
+            if stale <= 0:
+                self._add_alike(poll, fit, first_ms, work)
             n -= fit
             first_ms += fit * every
 
-    def _add_within_slot(self, poll: Poll, n: int, at_ms: int, work: Work) -> None:
+    def _n_alike(self, poll: Poll, first_ms: int, work: Work) -> int:
+        """Of equal polls from `first_ms` on: how many lie in one slot and are judged alike."""
+        ends_ms = [self._protocol.slot_end_ms(self._protocol.slot_index(first_ms))]
+        if work.last_step_ms is not None:
+            ends_ms.append(work.last_step_ms + math.floor(self._patience_ms(work)))
+        if poll.ecc is None and self._last_ecc_ms is not None:
+            ends_ms.append(self._last_ecc_ms + self._ecc_fresh_ms)
+        every = self._protocol.poll_ms
+        return min(((end_ms - first_ms) // every + 1 for end_ms in ends_ms if end_ms >= first_ms), default=1)
+
+    def _add_alike(self, poll: Poll, n: int, first_ms: int, work: Work) -> None:
         protocol = self._protocol
-        first_ms = at_ms - (n - 1) * protocol.poll_ms
-        if first_ms <= self._last_poll_ms:
-            return
+        at_ms = first_ms + (n - 1) * protocol.poll_ms
         index = protocol.slot_index(at_ms)
         if index >= self._next_close:  # else the poll came too late for its slot, which stays as it is
             slot = self._slot(index)
             slot.take_values(poll, n)
-            self._take_ecc(poll, at_ms, slot)
-        kind = self._judge(poll, first_ms, at_ms, work)
+            self._take_ecc(poll, first_ms, at_ms, slot)
+        kind = self._judge(poll, at_ms, work)
         throttled = _is_on(poll, Quantity.THERMAL_THROTTLE)
         begin_ms = max(self._last_poll_ms, first_ms - 2 * protocol.poll_ms)
         self._last_poll_ms = at_ms
@@ -119,37 +126,43 @@ class SlotFold:
             border_ms = min(end_ms, self._protocol.slot_end_ms(index))
             if index >= self._next_close:
                 self._slot(index).take_time(begin_ms, border_ms, kind, throttled)
-                self.observed_ms += border_ms - begin_ms
             begin_ms = border_ms
 
-    def _judge(self, poll: Poll, first_ms: int, at_ms: int, work: Work) -> str | None:
+    def _judge(self, poll: Poll, at_ms: int, work: Work) -> str | None:
         """None (unobserved), bad, suspect or in_spec."""
         values = poll.readings
         for quantity in self._required:
             reading = values.get(quantity)
             if reading is None or reading.status is not ReadingStatus.OK:
                 return None
-        if self._needs_ecc:
-            fresh_ms = self._protocol.ecc_every_ms + 2 * self._protocol.poll_ms
-            if self._last_ecc_ms is None or at_ms - self._last_ecc_ms > fresh_ms:
-                return None
+        if self._needs_ecc and (self._last_ecc_ms is None or at_ms - self._last_ecc_ms > self._ecc_fresh_ms):
+            return None
         utilisation = values[Quantity.UTILISATION_PCT].value
-        assert utilisation is not None
+        if utilisation is None or not 0 <= utilisation <= 100:
+            return None  # impossible, whoever let it through
         if utilisation < self._protocol.limits.utilisation_min_pct:
             return "bad"
-        patience_ms = max(2 * self._protocol.poll_ms, 3 * work.expected_step_ms)
-        if work.last_step_ms is None or first_ms - work.last_step_ms > patience_ms:
+        if work.last_step_ms is None or at_ms - work.last_step_ms > self._patience_ms(work):
             return "suspect"
         slow = work.rate_ratio is not None and work.rate_ratio < RATE_MIN and not work.exempt
         return "suspect" if slow and self._protocol.work_rate_rule else "in_spec"
 
-    def _take_ecc(self, poll: Poll, at_ms: int, slot: _OpenSlot) -> None:
+    def _patience_ms(self, work: Work) -> float:
+        """How long a card may be without a finished step."""
+        return max(2 * self._protocol.poll_ms, 3 * work.expected_step_ms)
+
+    @property
+    def _ecc_fresh_ms(self) -> int:
+        """How long a reading of the error counters stands."""
+        return self._protocol.ecc_every_ms + 2 * self._protocol.poll_ms
+
+    def _take_ecc(self, poll: Poll, first_ms: int, at_ms: int, slot: _OpenSlot) -> None:
         raw = readable(poll.ecc) if poll.ecc is not None else None
         if raw is None or self._last_ecc_ms is None or not self._ledger.covers(raw):
             return
-        gap_ms = at_ms - self._last_ecc_ms
-        self.went_back += self._ledger.read(raw, after_gap=gap_ms > 3 * self._protocol.ecc_every_ms)
-        self._last_ecc_ms = at_ms
+        gap = self._ecc_gap or first_ms - self._last_ecc_ms > 3 * self._protocol.ecc_every_ms
+        self.went_back += self._ledger.read(raw, after_gap=gap)
+        self._last_ecc_ms, self._ecc_gap = at_ms, False
         slot.ecc = self._ledger.totals()
         slot.ecc_raw = dict(self._ledger.raw)
         slot.ecc_doubt = self._ledger.doubt
@@ -191,12 +204,38 @@ class SlotFold:
 
 
 @dataclass(slots=True)
+class _Values:
+    """A quantity's values in a slot: how often each was read, so that neither order nor stretches matter."""
+
+    n_of: dict[float, int] = field(default_factory=dict)
+    last: float = 0.0
+
+    def take(self, value: float, n: int) -> None:
+        self.n_of[value] = self.n_of.get(value, 0) + n
+        self.last = value
+
+    def stats(self) -> Stats:
+        """Percentiles by nearest rank."""
+        ordered = sorted(self.n_of.items())
+        n = sum(self.n_of.values())
+        return Stats(
+            n=n,
+            min=ordered[0][0],
+            mean=math.fsum(value * count for value, count in ordered) / n,
+            max=ordered[-1][0],
+            p05=_rank(ordered, max(-(-n * 5 // 100), 1)),
+            p95=_rank(ordered, max(-(-n * 95 // 100), 1)),
+            last=self.last,
+        )
+
+
+@dataclass(slots=True)
 class _OpenSlot:
     base: Slot
     n_polls: int = 0
     times: dict[str, int] = field(default_factory=lambda: {"in_spec": 0, "suspect": 0, "bad": 0})
     throttled_ms: int = 0
-    values: dict[Quantity, list[tuple[float, int]]] = field(default_factory=dict)
+    values: dict[Quantity, _Values] = field(default_factory=dict)
     missing: dict[Quantity, str] = field(default_factory=dict)
     ecc: Mapping[str, int] | None = None
     ecc_raw: Mapping[str, int] = field(default_factory=dict)
@@ -215,7 +254,7 @@ class _OpenSlot:
         self.n_polls += n
         for quantity, reading in poll.readings.items():
             if reading.status is ReadingStatus.OK and reading.value is not None:
-                self.values.setdefault(quantity, []).append((reading.value, n))
+                self.values.setdefault(quantity, _Values()).take(reading.value, n)
             else:
                 self.missing[quantity] = f"{reading.status}: {reading.reason}"
 
@@ -227,7 +266,7 @@ class _OpenSlot:
             self.first_bad_ms = begin_ms
 
     def row(self) -> Slot:
-        stats = {q: _joined(self.base.stats.get(q), _stats(values)) for q, values in self.values.items()}
+        stats = {q: _joined(self.base.stats.get(q), values.stats()) for q, values in self.values.items()}
         return replace(
             self.base,
             n_polls=self.n_polls,
@@ -262,22 +301,7 @@ def _is_on(poll: Poll, quantity: Quantity) -> bool:
     return reading is not None and bool(reading.value)
 
 
-def _stats(values: list[tuple[float, int]]) -> Stats:
-    """Of (value, how often); percentiles by nearest rank."""
-    ordered = sorted(values)
-    n = sum(count for _, count in ordered)
-    return Stats(
-        n=n,
-        min=ordered[0][0],
-        mean=sum(value * count for value, count in values) / n,
-        max=ordered[-1][0],
-        p05=_rank(ordered, max(-(-n * 5 // 100), 1)),
-        p95=_rank(ordered, max(-(-n * 95 // 100), 1)),
-        last=values[-1][0],
-    )
-
-
-def _rank(ordered: list[tuple[float, int]], rank: int) -> float:
+def _rank(ordered: Sequence[tuple[float, int]], rank: int) -> float:
     for value, count in ordered:
         rank -= count
         if rank <= 0:

@@ -59,8 +59,11 @@ class Ecc:
         return State.PASS, "0 errors"
 
     def _last_due(self, standing: Standing) -> int:
-        """The slot that must have a reading by now; a slot that has just begun may still lack it."""
-        protocol = self._card.protocol
-        into_slot_ms = standing.elapsed_ms - protocol.slot_start_ms(protocol.slot_index(standing.elapsed_ms))
-        grace_ms = 0 if standing.ended else protocol.ecc_every_ms + self._card.two_polls_ms
-        return protocol.slot_index(standing.elapsed_ms) - (into_slot_ms <= grace_ms)
+        """The slot that must have a reading by now: a slot that has just begun, or is shorter than the time
+        between two readings, may lack one."""
+        protocol, elapsed_ms = self._card.protocol, standing.elapsed_ms
+        last = protocol.slot_index(elapsed_ms)
+        fresh_ms = protocol.ecc_every_ms + self._card.two_polls_ms
+        if standing.ended and protocol.slot_end_ms(last) - protocol.slot_start_ms(last) > fresh_ms:
+            return last if elapsed_ms > 0 else -1
+        return protocol.slot_index(elapsed_ms - fresh_ms) if elapsed_ms > fresh_ms else -1
