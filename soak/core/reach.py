@@ -35,6 +35,9 @@ def _missing(protocol: Protocol, device: Device) -> list[tuple[str, str]]:
             missing.append(("temperature", f"no {device.temperature_sensor} reading ({reason})"))
         elif protocol.limits.temperature_kind == "margin" and device.slowdown_c is None:
             missing.append(("temperature", "the card does not say at which temperature it slows down"))
+    reason = _unsupported(device, Quantity.THERMAL_THROTTLE)
+    if reason is not None and protocol.limits.temperature_kind == "margin":
+        missing.append(("temperature", f"no reading of thermal throttling ({reason})"))
     return missing
 
 

@@ -1,11 +1,14 @@
-"""integrity: every rotation was compared with its golden digests, often enough, and was bit-equal."""
+"""integrity: every rotation was compared with its golden digests, often enough, and was bit-equal.
+
+A gradient check compares too: outputs that do not carry the golden digest of the same inputs are a mismatch.
+"""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from soak.core.criteria.base import Card, Conclusion, Evidence, Standing, earliest
-from soak.core.records import Cause, IntegrityCheck, State
+from soak.core.records import Cause, GradientCheck, IntegrityCheck, State
 
 
 class Integrity:
@@ -16,9 +19,13 @@ class Integrity:
         self._compared = 0  # bit k: rotation k was compared often enough
         self._n = 0
         self._mismatches = 0
+        self._n_unproved = 0  # gradient checks whose outputs did not carry the golden digest
         self._first_ms: int | None = None
 
     def fold(self, record: Evidence) -> None:
+        if isinstance(record, GradientCheck) and record.golden_proved is False:
+            self._n_unproved += 1
+            self._first_ms = earliest(self._first_ms, record.at_ms)
         if not isinstance(record, IntegrityCheck):
             return
         made_min = self._card.protocol.limits.integrity_made_min
@@ -38,7 +45,10 @@ class Integrity:
             else max(standing.elapsed_ms, 0) // protocol.rotate_ms
         )
         compared = (self._compared & ((1 << over) - 1)).bit_count()
-        if self._mismatches:
+        if self._n_unproved and not self._mismatches:
+            state = State.FAIL
+            reason = f"the outputs of {self._n_unproved} gradient checks did not carry the golden digest"
+        elif self._mismatches:
             state, reason = State.FAIL, f"{self._mismatches} of {self._n} comparisons were not bit-equal"
         elif compared < over:
             state, reason = State.UNKNOWN, f"{compared} of {over} rotations were compared often enough"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from soak.core.criteria.base import Card, Conclusion, Evidence, Standing, earliest
-from soak.core.records import Cause, ReadingStatus, Slot, State
+from soak.core.records import Cause, Quantity, ReadingStatus, Slot, State
 
 _ROUNDING = 1e-9  # products of a fraction and a count are compared with counts
 
@@ -13,8 +13,8 @@ _ROUNDING = 1e-9  # products of a fraction and a count are compared with counts
 class Temperature:
     """Judges closed slots after warm-up that have enough polls of the sensor.
 
-    Profile `band`: the slot's mean. Profile `margin`: the slot's maximum against the card's limit, and the
-    seconds of thermal throttling.
+    Kind `band`: the slot's mean. Kind `margin`: the slot's maximum against the card's limit, and the seconds
+    of thermal throttling, so that those polls have to tell of it too.
     """
 
     name: ClassVar[str] = "temperature"
@@ -22,6 +22,7 @@ class Temperature:
     def __init__(self, card: Card) -> None:
         self._card = card
         self._sensor = card.device.temperature_sensor
+        self._n_over = 0  # closed slots after warm-up, judged or not
         self._n_judged = 0
         self._n_bad = 0
         self._n_outer = 0
@@ -34,12 +35,15 @@ class Temperature:
             return
         self._throttled_ms += record.throttled_ms
         protocol, limits = self._card.protocol, self._card.protocol.limits
+        if not record.closed or not protocol.is_warm(record.index, self._card.stretches):
+            return
+        self._n_over += 1
         stats = record.stats.get(self._sensor) if self._sensor is not None else None
-        if not record.closed or stats is None or not protocol.is_warm(record.index, self._card.stretches):
+        told = [stats, record.stats.get(Quantity.THERMAL_THROTTLE)] if self._by_margin else [stats]
+        polls_min = limits.temperature_polls_min * protocol.n_polls(record.index)
+        if stats is None or any(each is None or each.n < polls_min for each in told):
             return
-        if stats.n < limits.temperature_polls_min * protocol.n_polls(record.index):
-            return
-        value_c = stats.max if limits.temperature_kind == "margin" else stats.mean
+        value_c = stats.max if self._by_margin else stats.mean
         good = self._good_c(value_c)
         if good is None:
             return
@@ -51,6 +55,10 @@ class Temperature:
             self._worst_c = value_c
         if not good:
             self._first_bad_ms = earliest(self._first_bad_ms, record.start_ms)
+
+    @property
+    def _by_margin(self) -> bool:
+        return self._card.protocol.limits.temperature_kind == "margin"
 
     def _good_c(self, value_c: float) -> bool | None:
         limits = self._card.protocol.limits
@@ -66,9 +74,10 @@ class Temperature:
 
     def conclude(self, standing: Standing) -> Conclusion:
         protocol, limits = self._card.protocol, self._card.protocol.limits
-        closed = protocol.n_slots_closed(standing.elapsed_ms)
-        due = protocol.n_slots_warm(closed, self._card.stretches)
-        to_come = protocol.n_slots_warm(protocol.n_slots, self._card.stretches) - due
+        # A slot that is over is closed with the poll that follows it: until then it is not due, and to come.
+        settled_ms = standing.elapsed_ms - (0 if standing.ended else self._card.two_polls_ms)
+        due = protocol.n_slots_warm(protocol.n_slots_closed(settled_ms), self._card.stretches)
+        to_come = protocol.n_slots_warm(protocol.n_slots, self._card.stretches) - self._n_over
         allowed = 1 - limits.temperature_good_min
         failed = (
             self._n_outer > 0
@@ -95,7 +104,7 @@ class Temperature:
     def _throttles_beyond(self, span_ms: int) -> bool:
         limits = self._card.protocol.limits
         allowed_ms = max(limits.throttle_max * span_ms, self._card.two_polls_ms)
-        return limits.temperature_kind == "margin" and self._throttled_ms > allowed_ms
+        return self._by_margin and self._throttled_ms > allowed_ms
 
     def _threshold_c(self) -> float | None:
         limits, slowdown_c = self._card.protocol.limits, self._card.device.slowdown_c
@@ -110,8 +119,11 @@ class Temperature:
         supported = device.supported.get(self._sensor)
         if supported is not None and supported.status is ReadingStatus.UNSUPPORTED:
             return f"{self._sensor}: {supported.reason}"
-        if limits.temperature_kind == "margin" and device.slowdown_c is None:
+        if self._by_margin and device.slowdown_c is None:
             return "the card does not say at which temperature it slows down"
+        throttle = device.supported.get(Quantity.THERMAL_THROTTLE)
+        if self._by_margin and throttle is not None and throttle.status is ReadingStatus.UNSUPPORTED:
+            return f"thermal throttling cannot be seen: {throttle.reason}"
         if limits.temperature_kind == "band":
             wanted = f"{limits.temperature_target_c:g} ± {limits.temperature_band_c:g} °C"
         else:
