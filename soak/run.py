@@ -6,31 +6,35 @@ same object in virtual time.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from soak.core.card import CardState, Row, Start
 from soak.core.criteria import Card, Standing
 from soak.core.journal import Journal
 from soak.core.muster import Muster
-from soak.core.ports import Checked, Clock, Happening, Load, Progress, Store, Telemetry
+from soak.core.ports import Checked, Clock, Happening, Load, LoadEvent, Progress, Store, Telemetry
 from soak.core.protocol import Protocol
 from soak.core.quorum import Quorum
 from soak.core.records import (
     Attempt,
     Device,
+    Poll,
     RunInfo,
     RunRecord,
     Stretch,
     Verdict,
 )
 from soak.core.snapshot import CardSnapshot, Snapshot
-from soak.core.verdict import CardJudgement, Judgement, judgement
+from soak.core.verdict import CardJudgement, Judgement, earlier_attempts, judgement
 
 DUTIES = ("rotate", "check", "sample", "end")
 LATE_MS = 2_000  # a duty this late is done without its wake, and the wake counts as missed
 HEARTBEAT_MS = 10_000  # open rows and elapsed time go to the store this often (promised: 15 s)
 LAST_CHECK_WITHIN_MS = 60_000
 STOP_WITHIN_MS = {"load": 2_000, "telemetry": 700, "store": 1_500}  # a stop takes under 5 s in all
+# A run that ended by itself is in no hurry: a slow card or a locked database does not cost the verdict.
+END_WITHIN_MS = {"load": 10_000, "telemetry": 700, "store": 60_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Run:
         self._n_missed = dict.fromkeys(self._done, 0)
         self._written_ms = 0
         self._closing = "the closing record was not written"
+        self._out_reason = ""
         self.state = "starting"
         self.info = plan.info
 
@@ -89,8 +94,14 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """No tick will change anything more: call `finish`."""
+        """No tick will change anything more: call `finish` with what `outcome` says."""
         return self.state in ("ending", "out")
+
+    @property
+    def outcome(self) -> tuple[str, str]:
+        """How a run that is over ended, and why: the `end` and `reason` of `finish`."""
+        assert self.is_over, self.state
+        return ("completed", "") if self.state == "ending" else ("failed", self._out_reason)
 
     # -- the start ---------------------------------------------------------------------------------------
 
@@ -116,6 +127,8 @@ class Run:
         start_ms = last.elapsed_ms if last is not None else 0
         self._boot_at_t0_ms = now_ms - start_ms
         self.info = self._muster.info_at_t0()
+        if plan.continues and plan.before is not None:  # the same t0: its baseline, and what it could read
+            self.info = replace(self.info, devices=plan.before.info.devices)
         stretches = (*(last.stretches if last is not None else ()), Stretch(start_ms, utc_ms))
         self._attempt = Attempt(
             number=plan.attempt,
@@ -128,7 +141,10 @@ class Run:
         before = plan.before if plan.continues else None
         for device in self.info.devices:
             card = Card(device, self._protocol, stretches, frozenset(self.info.waived))
-            self._cards[device.gpu] = CardState(card, start, self.info.kernel, before)
+            earlier = None
+            if plan.before is not None:
+                earlier = earlier_attempts(plan.before, self._protocol, device, plan.attempt)
+            self._cards[device.gpu] = CardState(card, start, self.info.kernel, before, earlier)
         self.state = "running"
         self._store.write(self.info, self._attempt)
         self._begin_duties(start_ms)
@@ -160,32 +176,51 @@ class Run:
         self._do_duties(elapsed_ms)
         self._write_rows(elapsed_ms)
         if self.state == "running" and all(card.is_out for card in self._cards.values()):
-            self.state = "out"
+            self.state, self._out_reason = "out", "no card can work any more"
         if self._plan.stop_on_fail and self.state == "running" and self._has_failed(elapsed_ms):
             self.note(Happening("stopped_on_fail", self._clock.boot_ms()))
-            self.state = "out"
+            self.state, self._out_reason = "out", "stopped by the first final fail, as asked"
 
     def _take_all(self) -> None:
-        for event in self._load.take():
-            self._take_load(event)
-        for item in self._telemetry.take():
-            if isinstance(item, Happening):
-                self.note(item)
-            elif item.gpu in self._cards:
-                for happening in self._cards[item.gpu].take_poll(item):
-                    self.note(happening)
+        """In the order in which it happened, whatever the order of arrival."""
+        for item in sorted((*self._load.take(), *self._telemetry.take()), key=self._place):
+            for happening in self._take(item):
+                self.note(happening)
         for happening in self._store.take():
             self.note(happening)
 
-    def _take_load(self, event: object) -> None:
-        if isinstance(event, Happening):
-            self.note(event)
-        elif isinstance(event, Progress) and event.gpu in self._cards:
-            for happening in (*self._cards[event.gpu].take_progress(event), *self._quorum.take(event)):
-                self.note(happening)
-        elif isinstance(event, Checked) and event.gpu in self._cards:
-            self._cards[event.gpu].take_check(event.check, event.boot_ms)
-            self._in_flight[event.gpu].discard(event.check.index)
+    def _place(self, item: LoadEvent | Poll) -> tuple[int, str, str, tuple[int | str, ...]]:
+        """When something counts. A poll is judged by what the load did up to two polls after it: a heartbeat
+        may be late, but one from beyond a standstill says nothing about the time before."""
+        patience_ms = 0
+        rest: tuple[int | str, ...] = ()
+        match item:
+            case Poll():
+                patience_ms = 2 * self._protocol.poll_ms
+            case Progress():
+                rest = (item.rotation, item.n_steps)
+            case Checked():
+                rest = (item.check.index,)
+            case Happening():
+                rest = (item.kind, item.detail)
+        return item.boot_ms + patience_ms, type(item).__name__, item.gpu or "", rest
+
+    def _take(self, item: LoadEvent | Poll) -> Sequence[Happening]:
+        if isinstance(item, Happening):
+            return [item]
+        card = self._cards.get(item.gpu)
+        if card is None:
+            return []
+        match item:
+            case Poll():
+                return card.take_poll(item)
+            case Progress():
+                return [*card.take_progress(item), *self._quorum.take(item)]
+            case Checked():
+                card.take_check(item.check, item.boot_ms)
+                flying = self._in_flight[item.gpu]  # made in order: an earlier one that is still out is lost
+                flying.difference_update([index for index in flying if index <= item.check.index])
+        return []
 
     def _do_duties(self, elapsed_ms: int) -> None:
         protocol = self._protocol
@@ -216,12 +251,15 @@ class Run:
         return True
 
     def _order_check(self, index: int) -> None:
-        for gpu, flying in self._in_flight.items():
+        lacking = [gpu for gpu, card in self._cards.items() if not (card.is_out or card.has_made(index))]
+        for gpu in lacking:
+            flying = self._in_flight[gpu]
             if flying:
                 detail = f"check {index} is due while check {max(flying)} is still at work"
                 self.note(Happening("check_late", self._clock.boot_ms(), gpu, detail))
             flying.add(index)
-        self._load.check(index)
+        if lacking:
+            self._load.check(index)
 
     def _last_evidence_is_in(self) -> bool:
         """After the planned length: polls that reach its end, and the last check (waited for up to 60 s)."""
@@ -257,20 +295,24 @@ class Run:
 
     # -- the end -----------------------------------------------------------------------------------------
 
-    def finish(self, end: str, reason: str = "") -> Judgement:
+    def finish(self, end: str, reason: str = "", hurry: Callable[[], bool] = lambda: False) -> Judgement:
         """Stops the load, writes everything and the closing record; the final judgement.
 
-        `end`: completed, interrupted, failed. Takes under 5 s, whatever the children do.
+        `end`: completed, interrupted, failed. An interrupted run takes under 5 s, whatever the children do;
+        one that ended by itself may take over a minute, unless `hurry` says that somebody wants it stopped.
         """
+        within_ms = STOP_WITHIN_MS if end == "interrupted" else END_WITHIN_MS
         if self._attempt is None:  # before t0: nothing was begun, nothing is written
-            self._stop_children()
+            self._stop_children(within_ms)
             return judgement(
                 [CardJudgement(d, Verdict.INCONCLUSIVE, ()) for d in self.info.devices], complete=True
             )
         if end == "interrupted":
             self.note(Happening("interrupted", self._clock.boot_ms(), None, reason))
         elapsed_ms = self.elapsed_ms()
-        self._stop_children()
+        for card in self._cards.values():
+            card.end(self._clock.boot_ms())
+        self._stop_children(within_ms)
         self._take_all()
         rows: list[Row] = []
         for card in self._cards.values():
@@ -281,15 +323,23 @@ class Run:
         self.state = end
         judged = self._judgement(Standing(elapsed_ms, ended=True, closing=""))
         self._store.write(*rows, *(f for card in judged.cards for f in card.findings))
-        closed = self._store.close_attempt(self._attempt, STOP_WITHIN_MS["store"])
-        if closed is not None:
-            self._attempt = closed
-        self._closing = _closing_words(closed)
+        self._closing = self._close(self._attempt, within_ms["store"], hurry)
         return judged if self._closing == "" else self._judgement(self._standing())
 
-    def _stop_children(self) -> None:
-        self._load.stop(STOP_WITHIN_MS["load"])
-        self._telemetry.stop(STOP_WITHIN_MS["telemetry"])
+    def _close(self, attempt: Attempt, within_ms: int, hurry: Callable[[], bool]) -> str:
+        """Writes the closing record, in short tries; what is wrong with it, "" where it is complete."""
+        for _ in range(within_ms // STOP_WITHIN_MS["store"]):
+            closed = self._store.close_attempt(attempt, STOP_WITHIN_MS["store"])
+            if closed is not None:
+                self._attempt = closed
+                return _closing_words(closed)
+            if hurry():
+                break
+        return "the closing record could not be written"
+
+    def _stop_children(self, within_ms: Mapping[str, int]) -> None:
+        self._load.stop(within_ms["load"])
+        self._telemetry.stop(within_ms["telemetry"])
 
     def _standing(self) -> Standing:
         if self._attempt is not None and self._attempt.end != "running":
@@ -319,7 +369,7 @@ class Run:
         return Snapshot(
             info=self.info,
             protocol=self._protocol,
-            state=self.state,
+            state="running" if self.is_over else self.state,
             verdict=judged.verdict,
             attempt=self._attempt or Attempt(self._plan.attempt, utc_ms, self._plan.boot_id, ()),
             elapsed_ms=elapsed_ms,
@@ -334,9 +384,9 @@ class Run:
         )
 
 
-def _closing_words(closed: Attempt | None) -> str:
-    if closed is None or closed.closing is None:
-        return "the closing record could not be written"
+def _closing_words(closed: Attempt) -> str:
+    if closed.closing is None:
+        return "there is no closing record"
     return f"{closed.closing.dropped} rows were dropped" if closed.closing.dropped else ""
 
 

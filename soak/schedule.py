@@ -26,9 +26,10 @@ from soak.core.clockwatch import ClockWatch
 from soak.core.ports import Happening
 from soak.core.protocol import Protocol
 from soak.core.verdict import Judgement
-from soak.run import Run
+from soak.run import DUTIES, Run
 
 TICK_S = 1.0
+LOOKS_MAX, LOOK_WITHIN_MS = 5, 20
 DRIFT_MS = 100  # wall against boot clock since the jobs were laid out; then they are laid out anew
 
 _KINDS = {
@@ -40,7 +41,7 @@ _KINDS = {
 
 @dataclass(slots=True)
 class Inbox:
-    """What wakes the main loop: duties, happenings, signals. Safe to fill from threads and signal handlers."""
+    """What wakes the main loop: duties, happenings, signals. Threads and signal handlers may fill it."""
 
     _queue: queue.SimpleQueue[str | Happening | int] = field(default_factory=queue.SimpleQueue)
 
@@ -58,6 +59,26 @@ class Inbox:
             return items
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All clocks at one instant."""
+
+    boot_ms: int
+    utc_ms: int
+    awake_ms: int
+
+
+def look_at(clock: SystemClock) -> Look:
+    """Reads the clocks so close together that a pause of this process is no step of a clock; after some tries
+    that were interrupted, as they are."""
+    for _ in range(LOOKS_MAX):
+        boot_ms = clock.boot_ms()
+        look = Look(boot_ms, clock.utc_ms(), clock.awake_ms())
+        if clock.boot_ms() - boot_ms <= LOOK_WITHIN_MS:
+            break
+    return look
+
+
 class Waker:
     """The jobs of one run: rotation, check and sample at intervals, the end once."""
 
@@ -65,6 +86,7 @@ class Waker:
         self._protocol, self._clock, self._inbox = protocol, clock, inbox
         self._boot_at_t0_ms = 0
         self._offset_ms = 0
+        self._asleep_ms = 0
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             jobstores={"default": MemoryJobStore()},
@@ -78,18 +100,23 @@ class Waker:
     def start(self, boot_at_t0_ms: int) -> None:
         """Lays out the jobs and starts the scheduler's thread."""
         self._boot_at_t0_ms = boot_at_t0_ms
-        self._lay_out()
+        self._lay_out(look_at(self._clock))
         self._scheduler.start()
 
-    def follow_wall_clock(self) -> None:
-        """Call every second: lays the jobs out anew where the wall clock left the boot clock."""
-        offset_ms = self._clock.utc_ms() - self._clock.boot_ms()
-        if abs(offset_ms - self._offset_ms) > DRIFT_MS:
-            self._lay_out()
+    def follow(self, now: Look) -> None:
+        """Call every second: lays the jobs out anew where the wall clock left the boot clock, or after a
+        suspend, through which the scheduler's thread slept on."""
+        moved_ms = (now.utc_ms - now.boot_ms - self._offset_ms, now.boot_ms - now.awake_ms - self._asleep_ms)
+        if max(abs(ms) for ms in moved_ms) > DRIFT_MS:
+            self._lay_out(now)
+            for (
+                duty
+            ) in DUTIES:  # a job that fell due just now was replaced; a wake that is early does no harm
+                self._inbox.put(duty)
 
-    def _lay_out(self) -> None:
-        protocol, boot_ms = self._protocol, self._clock.boot_ms()
-        self._offset_ms = self._clock.utc_ms() - boot_ms
+    def _lay_out(self, now: Look) -> None:
+        protocol, boot_ms = self._protocol, now.boot_ms
+        self._offset_ms, self._asleep_ms = now.utc_ms - boot_ms, boot_ms - now.awake_ms
         elapsed_ms = boot_ms - self._boot_at_t0_ms
         for duty, every_ms in (
             ("rotate", protocol.rotate_ms), ("check", protocol.check_ms), ("sample", protocol.sample_ms),
@@ -147,7 +174,8 @@ def drive(
     run (on a terminal the first Ctrl-C does not).
     """
     waker = Waker(protocol, clock, inbox)
-    watch = ClockWatch(clock.boot_ms(), clock.utc_ms(), clock.awake_ms())
+    now = look_at(clock)
+    watch = ClockWatch(now.boot_ms, now.utc_ms, now.awake_ms)
     stopped_by: int | None = None
     try:
         stopped_by = _until_t0(run, inbox, on_tick, confirm)
@@ -156,17 +184,18 @@ def drive(
         while stopped_by is None and not run.is_over:
             for item in inbox.wait(TICK_S):
                 stopped_by = _take(run, item, confirm) or stopped_by
-            for happening in watch.look(clock.boot_ms(), clock.utc_ms(), clock.awake_ms()):
+            now = look_at(clock)
+            for happening in watch.look(now.boot_ms, now.utc_ms, now.awake_ms):
                 run.note(happening)
-            waker.follow_wall_clock()
+            waker.follow(now)
             run.tick()
             on_tick(run, "")
     finally:
         waker.stop()
     if stopped_by is not None and not run.is_over:
         return "interrupted", run.finish("interrupted", signal.Signals(stopped_by).name)
-    end = "completed" if run.state == "ending" else "failed"
-    return end, run.finish(end, "" if end == "completed" else "no card can work any more")
+    end, reason = run.outcome
+    return end, run.finish(end, reason, hurry=lambda: _is_stopped(inbox, confirm))
 
 
 def _until_t0(
@@ -178,6 +207,11 @@ def _until_t0(
             if isinstance(item, int) and confirm(item):
                 return item
     return None
+
+
+def _is_stopped(inbox: Inbox, confirm: Callable[[int], bool]) -> bool:
+    """Whether somebody stops a run that is writing its end."""
+    return any(isinstance(item, int) and confirm(item) for item in inbox.wait(0))
 
 
 def _take(run: Run, item: str | Happening | int, confirm: Callable[[int], bool]) -> int | None:

@@ -24,7 +24,7 @@ from soak.core.records import (
 )
 from soak.core.slots import SlotFold, Work, throttle_ms
 from soak.core.snapshot import CardSnapshot
-from soak.core.verdict import CardJudge, card_verdict
+from soak.core.verdict import CardJudge, Earlier, card_verdict, combined
 
 Row: TypeAlias = Slot | Rotation | IntegrityCheck | GradientCheck | Incident
 R = TypeVar("R", Slot, Rotation, IntegrityCheck, GradientCheck)
@@ -44,12 +44,20 @@ class CardState:
     """Folds a card's polls, progress, checks and incidents; hands out rows; concludes at any instant.
 
     `before`: the run as stored, where this attempt is taken up by `continue`; its rows of the attempt are
-    folded first.
+    folded first. `earlier`: what earlier attempts leave behind.
     """
 
-    def __init__(self, card: Card, start: Start, kernel: str, before: RunRecord | None = None) -> None:
+    def __init__(
+        self,
+        card: Card,
+        start: Start,
+        kernel: str,
+        before: RunRecord | None = None,
+        earlier: Earlier | None = None,
+    ) -> None:
         self._card = card
         self._start = start
+        self._earlier = earlier or Earlier()
         self._kernel = kernel
         self._judge = CardJudge(card)
         self._rotation: _RotationTally | None = None
@@ -58,6 +66,8 @@ class CardState:
         self._poll: Poll | None = None
         self._check: GradientCheck | None = None
         self._n_checks = {"pass": 0, "fail": 0}
+        self._made: set[int] = set()  # checks
+        self._end_boot_ms: int | None = None
         self._n_sensor_errors: dict[str, int] = {}
         self._totals = {"steps": 0, "flops": 0, "rotations": 0, "compared": 0, "mismatches": 0, "restarts": 0}
         self._closed_ms = {"observed": 0, "in_spec": 0}
@@ -65,6 +75,8 @@ class CardState:
         self._ecc: Mapping[str, int] | None = None
         self.is_lost = False
         self.is_out = False  # cannot work any more
+        for incident in self._earlier.incidents:
+            self._judge.fold(incident)
         slot, ledger = self._take_up(before)
         self._slots = SlotFold(
             card.protocol, card.device, start.attempt, start.utc_at_t0_ms, start.start_ms, slot, ledger
@@ -85,13 +97,17 @@ class CardState:
         gpu, attempt = self.device.gpu, self._start.attempt
         last_open: Slot | None = None
         ledger: EccLedger | None = None
+        in_progress = self.protocol.slot_index(self._start.start_ms + 1)
         for slot in sorted(_mine(before.slots, gpu, attempt), key=lambda s: s.index):
             if slot.ecc is not None:
-                ledger = EccLedger(dict(slot.ecc_raw), _as_since_t0(slot), slot.ecc_doubt)
-            if slot.closed:
-                self._fold_slot(slot)
-            else:
+                ledger = EccLedger(dict(slot.ecc_raw), doubt=slot.ecc_doubt, before=dict(slot.ecc))
+            if slot.index == in_progress and not slot.closed:
                 last_open = slot
+                continue
+            if not slot.closed:  # over, but the end came before its last poll
+                slot = replace(slot, closed=True)
+                self._ready.append(slot)
+            self._fold_slot(slot)
         for check in _mine(before.gradient_checks, gpu, attempt):
             self._note_check(check)
         rotations = {r.index: r for r in _mine(before.rotations, gpu, attempt)}
@@ -108,8 +124,18 @@ class CardState:
                 self._judge.fold(incident)
         return last_open, ledger
 
+    def has_made(self, index: int) -> bool:
+        """Whether gradient check `index` was made in this attempt."""
+        return index in self._made
+
+    def end(self, boot_ms: int) -> None:
+        """The attempt is over: what sensors say from here on is of a load that is being stopped."""
+        self._end_boot_ms = boot_ms
+
     def take_poll(self, poll: Poll) -> list[Happening]:
         """Folds a poll; what a person should know of it (error counters that moved)."""
+        if self._end_boot_ms is not None and poll.boot_ms > self._end_boot_ms:
+            return []
         at_ms = self.elapsed_ms(poll.boot_ms)
         errors_before = sum(self._slots.ecc_totals.values())
         self._slots.add(poll, at_ms, self._work())
@@ -150,9 +176,12 @@ class CardState:
 
     def take_progress(self, progress: Progress) -> list[Happening]:
         """Counts a worker's steps into its rotation's rows; a restarted worker's add to the earlier."""
+        if self._progress is not None and progress.boot_ms < self._progress.boot_ms:
+            return []  # overtaken
         self._progress = progress
-        if self._rotation is not None and progress.rotation < self._rotation.index:
-            return []  # left over from before
+        first = self.protocol.rotation_index(self._start.start_ms)
+        if progress.rotation < (first if self._rotation is None else self._rotation.index):
+            return []  # of a rotation that is over
         if self._rotation is None or progress.rotation > self._rotation.index:
             self._finish_rotation()
             self._rotation = _RotationTally(progress.rotation)
@@ -192,19 +221,21 @@ class CardState:
         )  # fmt: skip
         return rotation, integrity
 
-    def take_check(self, check: GradientCheck, boot_ms: int) -> GradientCheck:
-        """Gives a check its place in the attempt; the record."""
+    def take_check(self, check: GradientCheck, boot_ms: int) -> None:
+        """Gives a check its place in the attempt. One that is made again counts only where it fails."""
+        if self.has_made(check.index) and not broken_limits(check, self.protocol.limits):
+            return
         due_ms = check.index * self.protocol.check_ms
         check = replace(
             check, attempt=self._start.attempt, due_ms=due_ms, at_ms=max(self.elapsed_ms(boot_ms), due_ms)
         )
         self._note_check(check)
         self._ready.append(check)
-        return check
 
     def _note_check(self, check: GradientCheck) -> None:
         self._judge.fold(check)
         self._check = check
+        self._made.add(check.index)
         result = "fail" if broken_limits(check, self.protocol.limits) else "pass"
         self._n_checks[result] += 1
 
@@ -245,7 +276,8 @@ class CardState:
 
     def findings(self, standing: Standing, open_rows: Sequence[Row]) -> tuple[Finding, ...]:
         """What the card's records prove at this instant; `open_rows` as `open_rows()` gave them."""
-        return self._judge.findings(standing, [r for r in open_rows if not isinstance(r, Rotation)])
+        found = self._judge.findings(standing, [r for r in open_rows if not isinstance(r, Rotation)])
+        return combined(self._earlier.findings, found)
 
     def snapshot(self, standing: Standing, utc_offset_ms: int) -> CardSnapshot:
         """The card at this instant; `utc_offset_ms` turns boot time into wall-clock stamps."""
@@ -330,8 +362,3 @@ class _RotationTally:
 
 def _mine(rows: Iterable[R], gpu: str, attempt: int) -> list[R]:
     return [row for row in rows if row.gpu == gpu and row.attempt == attempt]
-
-
-def _as_since_t0(slot: Slot) -> dict[str, int]:
-    """A stored slot keeps totals by kind; taken up again they stand under a view of their own."""
-    return {f"before/all/{kind}": n for kind, n in (slot.ecc or {}).items()}

@@ -10,7 +10,7 @@ from soak.core.errors import CannotRun
 from soak.core.incidents import KINDS
 from soak.core.ports import Happening, LoadEvent, Ready
 from soak.core.protocol import Protocol
-from soak.core.records import Device, Poll, Reading, ReadingStatus, RunInfo
+from soak.core.records import Device, Poll, Reading, ReadingStatus, RunInfo, State
 
 READY_WITHIN_MS = 600_000
 
@@ -26,7 +26,10 @@ class Muster:
         self.happened: list[Happening] = []
 
     def take_reading(self, item: Poll | Happening) -> None:
+        """Raises CannotRun where a card is lost or was reset."""
         if isinstance(item, Happening):
+            if KINDS[item.kind].state is State.FAIL:
+                raise CannotRun(_no_start(item))
             self.happened.append(item)
         elif item.ecc is not None and readable(item.ecc) is not None:
             self._ecc[item.gpu] = item.ecc
@@ -37,9 +40,7 @@ class Muster:
             self._ready[event.gpu] = event
         elif isinstance(event, Happening):
             if KINDS[event.kind].criterion is not None:
-                where = f"{event.gpu}: " if event.gpu else ""
-                what = event.kind.replace("_", " ")
-                raise CannotRun(f"{where}the load does not start: {what}: {event.detail}")
+                raise CannotRun(_no_start(event))
             self.happened.append(event)
 
     def waiting_for(self, boot_ms: int) -> list[str]:
@@ -71,13 +72,24 @@ class Muster:
 
     def info_at_t0(self) -> RunInfo:
         """The run's facts, with what the workers and the last readings before t0 add."""
-        devices = tuple(
-            replace(d, ecc_baseline=self._ecc.get(d.gpu, d.ecc_baseline)) for d in self._info.devices
-        )
+        devices = tuple(self._device_at_t0(device) for device in self._info.devices)
         first = self._ready[devices[0].gpu]
         versions = {**self._info.versions, **first.versions}
         return replace(self._info, devices=devices, kernel=first.kernel, versions=versions)
 
+    def _device_at_t0(self, device: Device) -> Device:
+        """With its baseline; counters that gave one can be read, whatever they said when first asked."""
+        baseline = self._ecc.get(device.gpu)
+        if baseline is None:
+            return device
+        unreadable = device.ecc.status is ReadingStatus.UNREADABLE
+        return replace(device, ecc_baseline=baseline, ecc=Reading.ok(1.0) if unreadable else device.ecc)
+
     def facts(self) -> Mapping[str, Ready]:
         """Each card's first message: kernel and why, step time, calibration."""
         return dict(self._ready)
+
+
+def _no_start(happening: Happening) -> str:
+    where = f"{happening.gpu}: " if happening.gpu else ""
+    return f"{where}the load does not start: {happening.kind.replace('_', ' ')}: {happening.detail}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from soak.core.ports import Happening
-from soak.core.records import Attempt, RunRecord, Verdict
+from soak.core.records import Attempt, RunRecord, Stretch, Verdict
 
 
 class OnInterrupt(StrEnum):
@@ -26,8 +25,8 @@ class What(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`before`: the run that is taken up (or closed, or finished). `ended`: its last attempt as it has to be
-    written before anything else, where it was left without an end."""
+    """`before`: the run that was found. `ended`: its last attempt as it has to be written before anything
+    else, where it was left without an end."""
 
     what: What
     reason: str
@@ -65,7 +64,8 @@ def decide(
     if is_finished(found, verdict):
         if by_id:
             return Decision(What.FINISHED, f"run {run_id} is finished", found)
-        return Decision(What.NEW, f"run {run_id} is finished")
+        ended = _ended(found.attempts[-1], boot_id, boot_ms, utc_ms)[0] if found.attempts else None
+        return Decision(What.NEW, f"run {run_id} is finished", found, ended=ended)
     if not found.attempts:
         return Decision(What.ATTEMPT, f"run {run_id} had not begun", found)
     ended, happened = _ended(found.attempts[-1], boot_id, boot_ms, utc_ms)
@@ -88,22 +88,12 @@ def _ended(
     if last.end != "running":
         return None, (Happening("resumed", boot_ms, None, f"after: {last.end} {last.reason}".rstrip()),)
     if last.boot_id == boot_id:
-        reason, happening = (
-            "the daemon was killed",
-            Happening("resumed", boot_ms, None, "the daemon was killed"),
-        )
+        reason = "the daemon was killed"
+        happening = Happening("resumed", boot_ms, None, reason)
     else:
         reason = "the machine went down"
         happening = Happening("unclean_reboot", boot_ms, None, "the machine went down without a closing")
-    return replace(last, end="interrupted", reason=reason, ended_utc_ms=utc_ms), (happening,)
-
-
-def newest_match(
-    runs: Sequence[RunRecord], *, host_id: str, gpus: frozenset[str], protocol: object
-) -> RunRecord | None:
-    """Of runs newest first: the first, if it is of this host, these devices and this protocol."""
-    for record in runs:
-        same_cards = frozenset(d.gpu for d in record.info.devices) == gpus
-        if record.info.host_id == host_id and same_cards and record.info.config.get("protocol") == protocol:
-            return record
-    return None
+    stretch = last.stretches[-1] if last.stretches else Stretch(0, last.started_utc_ms)
+    # It ended with its last record, not now.
+    seen_utc_ms = min(stretch.utc_ms + last.elapsed_ms - stretch.start_ms, utc_ms)
+    return replace(last, end="interrupted", reason=reason, ended_utc_ms=seen_utc_ms), (happening,)

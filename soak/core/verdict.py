@@ -137,6 +137,25 @@ class Judgement:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What earlier attempts leave behind on a card: fails are final, and an unclean reboot stays in doubt."""
+
+    findings: tuple[Finding, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+
+
+def earlier_attempts(record: RunRecord, protocol: Protocol, device: Device, attempt: int) -> Earlier:
+    """Of the attempts before `attempt`, from their rows."""
+    found = tuple(
+        finding
+        for before in record.attempts
+        if before.number < attempt
+        for finding in attempt_findings(record, protocol, device, before)
+    )
+    return Earlier(found, tuple(_lasting_incidents(record, device.gpu, attempt)))
+
+
 def judge(record: RunRecord, protocol: Protocol) -> Judgement:
     """The verdict recomputed from stored rows: the fold of the live run over what the store holds."""
     cards = []
@@ -207,9 +226,14 @@ def _rows_of(record: RunRecord, gpu: str, attempt: int) -> Iterable[Evidence]:
     for table in rows:
         yield from (row for row in table if row.gpu == gpu and row.attempt == attempt)
     for incident in record.incidents:
-        own = incident.attempt == attempt
-        lasting = incident.kind == "unclean_reboot" and incident.attempt < attempt
-        if incident.gpu in (gpu, None) and (own or lasting):
+        if incident.gpu in (gpu, None) and incident.attempt == attempt:
+            yield incident
+    yield from _lasting_incidents(record, gpu, attempt)
+
+
+def _lasting_incidents(record: RunRecord, gpu: str, attempt: int) -> Iterable[Incident]:
+    for incident in record.incidents:
+        if incident.kind == "unclean_reboot" and incident.attempt < attempt and incident.gpu in (gpu, None):
             yield incident
 
 

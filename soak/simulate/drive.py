@@ -127,8 +127,8 @@ class _Playing:
             run.tick()
             if self._on_tick is not None:
                 self._on_tick(run)
-        end = "completed" if run.state == "ending" else "failed"
-        return end, run.finish(end, "" if end == "completed" else "no card can work any more")
+        end, reason = run.outcome
+        return end, run.finish(end, reason)
 
     def _next_ms(self) -> int:
         """The next instant at which something is due or happens."""
