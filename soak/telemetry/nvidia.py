@@ -6,6 +6,7 @@ A card is its PCI address: NVML's indices shift when a card is lost, and CUDA or
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from soak.core.records import Device, Quantity, Reading, ReadingStatus
+from soak.telemetry.nvml_record import Replay
 from soak.telemetry.pci import address_of
 from soak.telemetry.plausible import counted, judged
 from soak.telemetry.sensors import CardGone, Sensor, Unavailable
@@ -29,10 +31,10 @@ _MIG_ON = "MIG is on: NVML tells no utilisation of a part of a card; switch it o
 
 
 class NvidiaBackend:
-    """Every card that NVML has. `root` is not used: NVML asks the driver, never sysfs."""
+    """Every card that NVML has: the machine's own (`root` is `/`), or what `root/nvml.json` has recorded."""
 
     def __init__(self, root: Path, nvml: Nvml | None = None) -> None:
-        del root
+        self._root = root
         self._nvml = nvml
         self._starting = threading.Lock()
         self._started = False
@@ -64,9 +66,7 @@ class NvidiaBackend:
     def _session(self) -> Nvml:
         """NVML, started once. Raises Unavailable with what to do."""
         with self._starting:
-            if self._nvml is None:
-                self._nvml = importlib.import_module("pynvml")
-            nvml = self._nvml
+            nvml = self._nvml = self._nvml or _library(self._root)
             if self._started:
                 return nvml
             try:
@@ -320,6 +320,18 @@ class NvidiaSensor:
         told = self._fact(question)
         text = told.decode("utf-8", "replace") if isinstance(told, bytes) else told
         return text if text and not re.fullmatch(r"\[?N/A\]?", text) else None
+
+
+def _library(root: Path) -> Nvml:
+    """pynvml, or the answers of a recorded machine in its place. Raises Unavailable."""
+    pynvml = importlib.import_module("pynvml")
+    if root == Path("/"):
+        return pynvml
+    try:
+        answers = json.loads((root / "nvml.json").read_bytes())
+    except FileNotFoundError as error:
+        raise Unavailable("no answers of NVML were recorded of this machine") from error
+    return Replay(pynvml, answers)
 
 
 def _address(nvml: Nvml, handle: Any) -> str:

@@ -20,6 +20,7 @@ from soak.core.records import ECC_KINDS, Poll, Quantity, ReadingStatus
 from soak.telemetry.plausible import BOUNDS
 from soak.telemetry.watch import Sampler
 
+CAPTURES = Path(__file__).parents[1] / "captures"
 POLL_MS, ECC_EVERY_MS = 100, 300
 
 
@@ -72,10 +73,14 @@ def cpu_of_files(folder: Path) -> AbstractContextManager[Subject]:
 
 
 def an_mi50_of_files(_: Path) -> AbstractContextManager[Subject]:
-    return sampled("amd", Path(__file__).parents[1] / "captures/amd__instinct-mi50-32gb__by-hand/root")
+    return sampled("amd", CAPTURES / "amd__instinct-mi50-32gb__by-hand/root")
 
 
-SUBJECTS = [this_machine, cpu_of_files, an_mi50_of_files]
+def an_h200_of_answers(_: Path) -> AbstractContextManager[Subject]:
+    return sampled("nvidia", CAPTURES / "nvidia__h200__580.159.04/root")
+
+
+SUBJECTS = [this_machine, cpu_of_files, an_mi50_of_files, an_h200_of_answers]
 
 
 @pytest.fixture(params=SUBJECTS, ids=lambda subject: subject.__name__)

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pynvml
 import pytest
 
 from soak.core.records import Reading, ReadingStatus
 from soak.telemetry.amd import AmdBackend
 from soak.telemetry.cpu import CpuBackend
 from soak.telemetry.nvidia import NvidiaBackend
-from soak.telemetry.nvml_record import Replay
 from soak.telemetry.sensors import Backend
 
 CAPTURES = Path(__file__).parents[1] / "captures"
@@ -30,8 +28,7 @@ def opened(machine: Path) -> Backend:
     if vendor == "cpu":
         return CpuBackend(machine / "root", lambda: set(range(1024)))
     assert vendor == "nvidia", f"no backend for {machine.name}"
-    answers = json.loads((machine / "nvml.json").read_text())
-    return NvidiaBackend(machine, Replay(pynvml, answers))
+    return NvidiaBackend(machine / "root")
 
 
 def shown(reading: Reading) -> float | str:
@@ -46,7 +43,7 @@ def made_of(backend: Backend) -> dict[str, Any]:
         device = {
             name: value
             for name, value in msgspec.to_builtins(told).items()
-            if name not in ("supported", "ecc", "ecc_baseline") and value not in (None, [], "")
+            if name not in ("supported", "ecc", "ecc_baseline") and (value or value == 0)
         }
         counters: Mapping[str, Reading] | None = sensor.read_ecc()
         cards[gpu] = {

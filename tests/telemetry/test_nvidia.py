@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from soak.core.records import Quantity, Reading, ReadingStatus
+from soak.core.ports import Happening
+from soak.core.records import Poll, Quantity, Reading, ReadingStatus
 from soak.telemetry.nvidia import NvidiaBackend
 from soak.telemetry.sensors import CardGone, Unavailable
 
@@ -257,6 +259,39 @@ def test_a_card_that_is_lost_at_the_start_is_not_counted():
         nvml.answer(card, "Name") and FakeNvml.nvmlDeviceGetPciInfo(nvml, card)
     )  # type: ignore[method-assign]
     assert list(NvidiaBackend(Path("/"), nvml).find()) == [B]
+
+
+def test_a_card_that_is_lost_in_the_middle_of_a_run(start, until, tmp_path):
+    """A01 from end to end: A is told lost once, its values stop, and what B says is never A's."""
+    told = (Path(__file__).parents[1] / "captures/nvidia__l40s__595.80/root/nvml.json").read_text()
+    answers = json.loads(told)
+    second = json.loads(told.replace("card 0", "card 1").replace("0000:01:00.0", B))
+    second["nvmlDeviceGetTemperatureV(card 1, 0)"] = [44]
+    lost = {"error": pynvml.NVML_ERROR_GPU_IS_LOST}
+    answers |= {key: value for key, value in second.items() if "card 1" in key or B in key}
+    answers |= {
+        "nvmlDeviceGetCount()": [2, 1],
+        "nvmlDeviceGetHandleByIndex(1)": [{"handle": "card 1"}],
+        "nvmlDeviceGetPciInfo(card 1)": [{"busId": f"0000{B}"}],
+        "nvmlDeviceGetTemperatureV(card 0, 0)": [64, 64, 64, 64, lost],
+        "nvmlDeviceGetHandleByPciBusId(0000:01:00.0)": [{"handle": "card 0"}] * 2
+        + [{"error": pynvml.NVML_ERROR_NOT_FOUND}],
+    }
+    (tmp_path / "nvml.json").write_text(json.dumps(answers))
+    sampler = start(("nvidia",), tmp_path)
+    assert [device.gpu for device in sampler.devices()] == [A, B]
+    sampler.watch([A, B], 100, 1000)
+    news = until(sampler, lambda n: len(n) >= 24)
+    happenings = [item for item in news if isinstance(item, Happening)]
+    assert [(item.kind, item.gpu) for item in happenings] == [("device_lost", A)]
+    temperatures = {A: [], B: []}
+    for poll in news:
+        if isinstance(poll, Poll):
+            reading = poll.readings.get(Quantity.TEMPERATURE_CORE_C)
+            temperatures[poll.gpu].append(reading.value if reading else None)
+    assert set(temperatures[B]) == {44.0}
+    assert set(temperatures[A]) == {64.0, None}
+    assert temperatures[A] == sorted(temperatures[A], key=lambda value: value is None)
 
 
 # A02, A03
