@@ -54,6 +54,11 @@ class Plan:
     happened: tuple[Happening, ...] = ()  # what the decision found (an unclean reboot), to be recorded
     stop_on_fail: bool = False
 
+    @property
+    def start_ms(self) -> int:
+        """Elapsed time at which it begins: 0, or where the attempt that goes on was left."""
+        return self.before.attempts[-1].elapsed_ms if self.continues and self.before is not None else 0
+
 
 class Run:
     """A run in progress. Call `tick` about once a second and at every wake, then `finish` once."""
@@ -124,7 +129,7 @@ class Run:
         """Sets t0, writes the run and its attempt, and gives the first orders."""
         plan, now_ms, utc_ms = self._plan, self._clock.boot_ms(), self._clock.utc_ms()
         last = plan.before.attempts[-1] if plan.continues and plan.before is not None else None
-        start_ms = last.elapsed_ms if last is not None else 0
+        start_ms = plan.start_ms
         self._boot_at_t0_ms = now_ms - start_ms
         self.info = self._muster.info_at_t0()
         if plan.continues and plan.before is not None:  # the same t0: its baseline, and what it could read

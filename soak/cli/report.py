@@ -79,5 +79,6 @@ def runs(as_json: bool, **flags: Any) -> int:
         for summary in database.runs():
             record = database.load(summary.info.run_id)
             found.append((record, judge(record, protocol_from_config(record.info.config))))
-    click.echo((runs_json(found) if as_json else runs_text(found)).rstrip("\n"))
+    listed = runs_json if as_json else runs_text
+    click.echo(listed(found, time.time_ns() // 1_000_000).rstrip("\n"))
     return EXIT_PASS

@@ -6,7 +6,9 @@ import logging
 import os
 import signal
 import sys
+import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -16,11 +18,13 @@ from soak.cli.report import EXIT_CODES, rendered
 from soak.cli.start import Settled, backends_for, exit_judgement, find_devices, settle
 from soak.cli.view import set_up_logging, watching
 from soak.clock import SystemClock
-from soak.config import OPTIONS, Request, parse, resolve
+from soak.config import OPTIONS, Request, format_duration, parse, resolve
 from soak.core.errors import EXIT_PASS, CannotRun
 from soak.core.records import Device, RunRecord
 from soak.core.resume import What
+from soak.core.snapshot import Snapshot
 from soak.core.verdict import Judgement
+from soak.exporter import Exporter
 from soak.load.pool import Pool
 from soak.run import Plan, Run
 from soak.schedule import Inbox, drive, handle_signals
@@ -30,13 +34,13 @@ from soak.store.host import host_id, this_process
 from soak.store.lease import Lease
 from soak.store.writer import Writer
 from soak.telemetry.watch import Sampler
+from soak.web import Surface
 
 log = logging.getLogger("soak")
-_LATER = ("listen", "linger")  # with the HTTP surface
 
 
 @click.command()
-@options(name for name in OPTIONS if name not in _LATER)
+@options(OPTIONS)
 @click.option("--show-config", is_flag=True, help="Print each effective value and its source, and exit.")
 def run(show_config: bool, **flags: Any) -> int:
     """Soak the cards and judge them; ends with the certificate, the exit code is the verdict's."""
@@ -78,6 +82,9 @@ def _run(request: Request, clock: SystemClock, inbox: Inbox, stack: ExitStack) -
     host = host_id(folder)
     database = stack.enter_context(Database.open(settings["database"].value))
     database.upgrade()
+    surface = Surface(settings_of(request, "listen"), Exporter().render)
+    surface.start()
+    stack.callback(surface.stop, 500)
     sampler = Sampler(backends_for(request), clock=clock)
     stack.callback(sampler.stop, 700)
     sampler.start()
@@ -91,7 +98,8 @@ def _run(request: Request, clock: SystemClock, inbox: Inbox, stack: ExitStack) -
     lease.acquire(settled.plan.info.run_id, [d.gpu for d in devices])
     stack.callback(lease.release)
     _require_unchanged(settled, database)
-    return _soak(settled, settled.plan, database, sampler, lease, clock, inbox)
+    log.info("metrics and pages on %s", surface.url)
+    return _soak(settled, settled.plan, _Parts(database, sampler, lease, surface, clock, inbox))
 
 
 def _require_unchanged(settled: Settled, database: Database) -> None:
@@ -101,10 +109,10 @@ def _require_unchanged(settled: Settled, database: Database) -> None:
         raise CannotRun(f"Run {before.info.run_id} was changed by another daemon just now; start again.")
 
 
-def settings_of(request: Request, name: str) -> str:
-    """A text option of a request, or its default."""
+def settings_of(request: Request, name: str) -> Any:
+    """The value of an option that no profile sets, or its default."""
     setting = request.settings.get(name)
-    return str(setting.value if setting is not None else OPTIONS[name].default)
+    return setting.value if setting is not None else OPTIONS[name].read(OPTIONS[name].default)
 
 
 def _announce(settled: Settled, database: Database) -> None:
@@ -116,31 +124,61 @@ def _announce(settled: Settled, database: Database) -> None:
     log.info("database %s; %s", database.where, decision.reason)
 
 
-def _soak(
-    settled: Settled,
-    plan: Plan,
-    database: Database,
-    sampler: Sampler,
-    lease: Lease,
-    clock: SystemClock,
-    inbox: Inbox,
-) -> int:
-    protocol, run_id = plan.protocol, plan.info.run_id
-    _close_what_was_left(settled, database, clock)
-    writer = Writer(database, run_id, clock, lease=lease)
-    sampler.watch([d.gpu for d in settled.devices], protocol.poll_ms, protocol.ecc_every_ms)
-    pool = Pool(settled.devices, protocol, clock)
-    the_run = Run(plan, clock, sampler, pool, writer)
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a run is made of here; each was started or opened already, and is ended by its owner."""
+
+    database: Database
+    sampler: Sampler
+    lease: Lease
+    surface: Surface
+    clock: SystemClock
+    inbox: Inbox
+
+
+def _soak(settled: Settled, plan: Plan, parts: _Parts) -> int:
+    protocol, run_id, clock = plan.protocol, plan.info.run_id, parts.clock
+    _close_what_was_left(settled, parts.database, clock)
+    writer = Writer(parts.database, run_id, clock, lease=parts.lease)
+    parts.sampler.watch([d.gpu for d in settled.devices], protocol.poll_ms, protocol.ecc_every_ms)
+    pool = Pool(settled.devices, protocol, clock, rotation=protocol.rotation_index(plan.start_ms))
+    the_run = Run(plan, clock, parts.sampler, pool, writer)
     log.info("run %s, attempt %d, seed %d", run_id, plan.attempt, plan.info.seed)
+
+    def publish(message: str = "") -> Snapshot:
+        snapshot = the_run.snapshot(message)
+        parts.surface.publish(snapshot, lambda: _run_json(parts.database, run_id))
+        return snapshot
+
     try:
         pool.start()
-        with watching() as on_tick:
-            end, judgement = drive(the_run, protocol, clock, inbox, on_tick, _confirm(the_run))
+        with watching() as show:
+            end, judgement = drive(
+                the_run, protocol, clock, parts.inbox, lambda _, said: show(publish(said)), _confirm(the_run)
+            )
+        publish()
     finally:
         pool.stop(2_000)
         writer.close(1_000)
-    _print_certificate(database, run_id, judgement, end)
+    _print_certificate(parts.database, run_id, judgement, end)
+    _linger(settled.config.linger_ms, parts.inbox)
     return EXIT_CODES[judgement.verdict]
+
+
+def _run_json(database: Database, run_id: str) -> str:
+    """The report of the run in progress, as `soak report --format json` would give it."""
+    record = database.load(run_id)
+    return rendered(record, exit_judgement(record), "json")
+
+
+def _linger(linger_ms: int, inbox: Inbox) -> None:
+    """Keeps metrics and pages up for a while, so that the verdict is scraped; a signal ends it."""
+    end_s = time.monotonic() + linger_ms / 1000
+    if linger_ms:
+        log.info("metrics and pages stay for %s; a signal ends it sooner", format_duration(linger_ms))
+    while (left_s := end_s - time.monotonic()) > 0:
+        if any(isinstance(item, int) for item in inbox.wait(left_s)):
+            return
 
 
 def _close_what_was_left(settled: Settled, database: Database, clock: SystemClock) -> None:

@@ -14,10 +14,9 @@ from rich.live import Live
 
 from soak.core.snapshot import Snapshot
 from soak.report.live import live_view, log_line
-from soak.run import Run
 
 log = logging.getLogger("soak")
-OnTick = Callable[[Run, str], None]
+Show = Callable[[Snapshot], None]
 
 
 class _JsonLines(logging.Formatter):
@@ -43,16 +42,16 @@ def set_up_logging(level: str, fmt: str) -> None:
 
 
 @contextmanager
-def watching() -> Iterator[OnTick]:
-    """What to call with the run about once a second."""
+def watching() -> Iterator[Show]:
+    """What to call with a snapshot about once a second."""
     if not sys.stdout.isatty():
         yield _LogLines()
         return
     console = Console()
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
-        def show(run: Run, message: str) -> None:
-            live.update(live_view(run.snapshot(message)), refresh=True)
+        def show(snapshot: Snapshot) -> None:
+            live.update(live_view(snapshot), refresh=True)
 
         yield show
 
@@ -65,13 +64,12 @@ class _LogLines:
         self._message = ""
         self._seq = -1
 
-    def __call__(self, run: Run, message: str) -> None:
-        if message and message != self._message:
-            log.info(message)
-            self._message = message
-        if run.state != "running":
+    def __call__(self, snapshot: Snapshot) -> None:
+        if snapshot.message and snapshot.message != self._message:
+            log.info(snapshot.message)
+            self._message = snapshot.message
+        if snapshot.state != "running":
             return
-        snapshot = run.snapshot(message)
         self._incidents(snapshot)
         rotation = snapshot.shape.index if snapshot.shape is not None else None
         if rotation != self._rotation:

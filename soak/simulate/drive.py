@@ -69,8 +69,7 @@ def simulate(
     faults = scaled(scenario.faults, protocol.duration_ms, protocol.poll_ms)
     plan = Plan(info, protocol, BOOT_ID)
     while True:
-        start_ms = plan.before.attempts[-1].elapsed_ms if plan.continues and plan.before else 0
-        world = World(clock, protocol, info.devices, faults, info.seed, start_ms)
+        world = World(clock, protocol, info.devices, faults, info.seed, plan.start_ms)
         end, judgement = _Playing(world, plan, stage, on_tick).play()
         restart = next((f for f in faults if f.kind == "restart"), None)
         if end != "interrupted" or restart is None or restart.until_ms is None:

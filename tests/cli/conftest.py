@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 SMALL = ("--device", "cpu", "--seq-len", "64:128", "--heads", "2", "--head-dim", "64", "--warmup", "0s",
-         "--rotate-every", "2s", "--check-every", "3s", "--sample-every", "2s")  # fmt: skip
+         "--rotate-every", "2s", "--check-every", "3s", "--sample-every", "2s",
+         "--listen", "127.0.0.1:0")  # fmt: skip
 
 
 @dataclass
