@@ -54,7 +54,7 @@ def test_heads_and_batches_and_repeats(interpreter: Any, arch: str, causal: bool
         "compare_with_reference",
         arch=arch,
         batch=2,
-        heads=2,
+        heads=1,
         seq_len=70,
         head_dim=64,
         causal=causal,
