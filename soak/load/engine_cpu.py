@@ -29,6 +29,7 @@ from soak.load.cgroup import allowed_cores
 from soak.load.engine import BitFlip, LoadError, boot_ms
 from soak.load.gradient import Outputs, Slice
 from soak.load.integrity import difference, flip_bit, replay_says
+from soak.load.mismatch import MISMATCHES_TOLD, Place, mismatch
 from soak.load.recipe import Inputs, draw_inputs
 from soak.load.rotation_cpu import RotationCpu, Unit
 
@@ -36,7 +37,6 @@ KERNEL = "torch.flash_attention_cpu"
 KERNEL_REASON = (
     "PyTorch's flash attention for CPUs: gives LSE, the same bits every time, and needs no memory for scores"
 )
-MISMATCHES_TOLD = 16  # a rotation; more are counted only
 CHECKS_WAITING = 4
 
 
@@ -240,25 +240,9 @@ class EngineCpu:
             found = difference(tensors[0], tensors[1])
             if found is None:
                 continue
-            replay = replay_says(*tensors)
-            detail = (
-                f"step {unit.step} of rotation {rotation.shape.index}: {name} of head {unit.head} differs "
-                f"from the golden output in {found.n_bits} bits of {found.n_elements} elements, first in row "
-                f"{found.first[0]}; the replay says {replay}"
-            )
-            data = {
-                "tensor": name,
-                "batch": 0,
-                "head": unit.head,
-                **asdict(found),
-                "replay": replay,
-                "rotation": rotation.shape.index,
-                "step": unit.step,
-                "seq_len": rotation.shape.seq_len,
-                "causal": rotation.shape.causal,
-                "golden_intact": rotation.golden_intact(unit.head),
-            }
-            self._events.append(Happening("mismatch", boot_ms(), self._gpu, detail, data))
+            place = Place(rotation.shape, unit.step, name, 0, unit.head)
+            intact = rotation.golden_intact(unit.head)
+            self._events.append(mismatch(self._gpu, boot_ms(), place, found, replay_says(*tensors), intact))
 
     def _give_to_check(self, rotation: RotationCpu, head: int, outputs: Outputs) -> None:
         """Lets a check have these outputs if it waits for them; one check is in work at a time."""

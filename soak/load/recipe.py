@@ -2,9 +2,9 @@
 these.
 
 To draw a rotation's inputs again (to replay a check): seed a `torch.Generator` of the load's kind of device
-with the rotation's seed, then draw q, k, v, dO in this order, each [batch, heads, seq_len, head_dim] float32
-with `torch.randn`, scale, and round to the load's dtype. `soak.core.protocol.Protocol.shape` gives seed and
-seq_len.
+with the rotation's seed, then for q, k, v, dO in this order fill a float32 tensor of batch * heads * seq_len
+* head_dim elements with `normal_`, multiply by the standard deviation, round to the load's dtype, and read it
+as [batch, heads, seq_len, head_dim]. `soak.core.protocol.Protocol.shape` gives seed and seq_len.
 """
 
 from __future__ import annotations
@@ -42,14 +42,19 @@ def draw_inputs(
     device: str | torch.device = "cpu",
 ) -> Inputs:
     """The inputs of the rotation with this seed; the same on equal devices."""
-    generator = torch.Generator(device=device).manual_seed(seed)
     size = (batch, heads, seq_len, head_dim)
+    inputs = Inputs(*(torch.empty(size, dtype=dtype, device=device) for _ in Inputs._fields))
+    fill_inputs(seed, inputs, torch.empty(size, dtype=torch.float32, device=device))
+    return inputs
 
-    def draw(std: float) -> torch.Tensor:
-        drawn = torch.randn(size, generator=generator, dtype=torch.float32, device=device)
-        return drawn.mul_(std).to(dtype)
 
-    return Inputs(draw(QKV_STD), draw(QKV_STD), draw(QKV_STD), draw(DO_STD))
+def fill_inputs(seed: int, inputs: Inputs, scratch: torch.Tensor) -> None:
+    """Draws into tensors that are there. `scratch`: float32 on their device, at least as many elements as
+    one."""
+    generator = torch.Generator(device=scratch.device).manual_seed(seed)
+    for tensor, std in zip(inputs, (QKV_STD, QKV_STD, QKV_STD, DO_STD), strict=True):
+        drawn = scratch.view(-1)[: tensor.numel()].normal_(generator=generator).mul_(std)
+        tensor.copy_(drawn.view(tensor.shape))
 
 
 def require_recipe_scale(inputs: Inputs) -> None:

@@ -90,7 +90,23 @@ def _engine(start: wire.Start, inject: BitFlip | None) -> Engine:
         from soak.load.engine_cpu import EngineCpu
 
         return EngineCpu(start.gpu, start.protocol, inject)
-    raise LoadError("worker_error", f"there is no engine {start.engine!r}; legal: cpu")
+    if start.engine == "gpu":
+        return _engine_gpu(start, inject)
+    raise LoadError("worker_error", f"there is no engine {start.engine!r}; legal: cpu, gpu")
+
+
+def _engine_gpu(start: wire.Start, inject: BitFlip | None) -> Engine:
+    from soak_kernels.environment import pin_compiler
+
+    pinned = pin_compiler(os.environ)  # before Triton is loaded
+    try:
+        from soak.load.rig_gpu import engine_of_card
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        sentence = "Triton is not installed, and the GPU's kernels need it; install gpu-soak[gpu]"
+        raise LoadError("compile_error", sentence) from error
+    return engine_of_card(start.gpu, start.protocol, inject, pinned)
 
 
 def _serve(engine: Engine, orders: queue.SimpleQueue[wire.Order], mouth: _Mouth) -> None:
