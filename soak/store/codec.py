@@ -47,7 +47,7 @@ def _tagged(value: Any) -> Any:
         return {_TAG: repr(value)}
     if isinstance(value, dict):
         return {key: _tagged(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_tagged(item) for item in value]
     return value
 

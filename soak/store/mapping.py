@@ -101,6 +101,11 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def _fitting(value: int | None) -> int | None:
+    """A whole number that a column can hold; what is beyond is kept in the JSON alone."""
+    return value if value is not None and abs(value) < 1 << 63 else None
+
+
 def _sample_columns(slot: Slot) -> dict[str, Any]:
     stats, ecc = slot.stats, slot.ecc or {}
 
@@ -109,7 +114,7 @@ def _sample_columns(slot: Slot) -> dict[str, Any]:
 
     def bytes_of(quantity: Quantity) -> int | None:
         last = of(quantity, "last")
-        return None if last is None else int(last)
+        return None if last is None else _fitting(int(last))
 
     return {
         "utilisation_min_pct": of(Quantity.UTILISATION_PCT, "min"),
@@ -124,9 +129,9 @@ def _sample_columns(slot: Slot) -> dict[str, Any]:
         "clock_memory_mean_hz": of(Quantity.CLOCK_MEMORY_HZ),
         "memory_total_bytes": bytes_of(Quantity.MEMORY_TOTAL_BYTES),
         "memory_free_bytes": bytes_of(Quantity.MEMORY_FREE_BYTES),
-        "ecc_corrected": ecc.get("corrected"),
-        "ecc_deferred": ecc.get("deferred"),
-        "ecc_uncorrected": ecc.get("uncorrected"),
+        "ecc_corrected": _fitting(ecc.get("corrected")),
+        "ecc_deferred": _fitting(ecc.get("deferred")),
+        "ecc_uncorrected": _fitting(ecc.get("uncorrected")),
     }
 
 
@@ -136,7 +141,7 @@ def _gradient_columns(check: GradientCheck) -> dict[str, Any]:
         "dq_max_abs": worst.get("dq"),
         "dk_max_abs": worst.get("dk"),
         "dv_max_abs": worst.get("dv"),
-        "n_nonfinite": sum(error.n_nonfinite for error in check.errors),
+        "n_nonfinite": _fitting(sum(error.n_nonfinite for error in check.errors)),
     }
 
 

@@ -64,7 +64,7 @@ class MemoryStore:
         self.write(closed)
         return closed
 
-    def load(self) -> RunRecord:
+    def record(self) -> RunRecord:
         """The run as stored."""
         return assemble(self._records.values(), self._count())
 

@@ -22,6 +22,7 @@ from sqlalchemy.engine import Connection
 from soak.core.errors import CannotRun
 from soak.store.sqlite import foreign
 
+SCRIPT_LOCATION = "soak_migrations:."
 LOCK_TIMEOUT_S = 60.0
 ADVISORY_LOCK = 0x736F616B  # "soak", of PostgreSQL
 _LEFTOVER = re.compile(r"_alembic_tmp_\w+")  # of a batch that a crash cut short
@@ -119,6 +120,6 @@ def _locked(descriptor: int) -> bool:
 def _config() -> Config:
     """Alembic's configuration, built here: an ini file's `fileConfig` would silence the program's logging."""
     config = Config()
-    config.set_main_option("script_location", "soak_migrations:.")
+    config.set_main_option("script_location", SCRIPT_LOCATION)
     config.set_main_option("path_separator", "os")
     return config

@@ -26,10 +26,17 @@ class Words(TypeDecorator[str]):
         return value.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
 
 
+class _AsGiven(Float[float]):
+    """Hands over what it is given, text too."""
+
+    def bind_processor(self, dialect: Dialect) -> None:  # noqa: ARG002 (SQLAlchemy's signature)
+        return None
+
+
 class Number(TypeDecorator[float]):
     """A float that may be NaN. SQLite would turn NaN into NULL; there it is kept as the text 'nan'."""
 
-    impl = Float
+    impl = _AsGiven
     cache_ok = True
 
     def process_bind_param(self, value: float | None, dialect: Dialect) -> Any:
@@ -218,7 +225,7 @@ class GradientCheckRow(Base):
     dq_max_abs: Mapped[float | None]
     dk_max_abs: Mapped[float | None]
     dv_max_abs: Mapped[float | None]
-    n_nonfinite: Mapped[int]
+    n_nonfinite: Mapped[int | None]
 
 
 class IntegrityCheckRow(Base):

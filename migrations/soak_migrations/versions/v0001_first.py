@@ -155,7 +155,7 @@ def _load() -> None:
         _number("dq_max_abs"),
         _number("dk_max_abs"),
         _number("dv_max_abs"),
-        _whole("n_nonfinite"),
+        _whole("n_nonfinite", nullable=True),
     )
     _table_of_run(
         "integrity_check",
