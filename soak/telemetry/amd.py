@@ -19,6 +19,7 @@ from soak.telemetry.ras import RasCounters, supports
 from soak.telemetry.sensors import CardGone, Sensor, Unavailable
 from soak.telemetry.sysfs import (
     absence,
+    name_in,
     number_or_none,
     read_bytes,
     read_quantity,
@@ -109,7 +110,7 @@ class AmdSensor:
             arch=identity.arch(self._root, self._gpu, self._device),
             uuid=identity.unique_id(self._device),
             driver=identity.driver(self._root),
-            vbios=text_or_none(self._device / "vbios_version"),
+            vbios=name_in(self._device / "vbios_version"),
             memory_total_bytes=None if total is None else int(total),
             temperature_sensor=judged_sensor,
             slowdown_c=crit,

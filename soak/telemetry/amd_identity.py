@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from soak.telemetry.sysfs import number_of, text_or_none
+from soak.telemetry.sysfs import name_in, number_of, text_or_none
 
 VEGA20_IDS = frozenset({"0x66a0", "0x66a1", "0x66a2", "0x66a3", "0x66a4", "0x66a7", "0x66af"})
 
@@ -27,17 +27,14 @@ _MODELS: Mapping[str, str] = {  # by PCI device id, where neither the board nor 
 
 def model(device: Path) -> str | None:
     """The board's own name, else what its firmware is for, else what its PCI id stands for."""
-    name = text_or_none(device / "product_name")
-    if name is not None and name.isprintable():
-        return name
-    return _board(device) or _MODELS.get(text_or_none(device / "device") or "")
+    return name_in(device / "product_name") or _board(device) or _MODELS.get(name_in(device / "device") or "")
 
 
 def origin_notes(device: Path) -> tuple[str, ...]:
     """Whether the board is what it is sold as."""
     device_id, vbios, board = (
-        text_or_none(device / "device"),
-        text_or_none(device / "vbios_version"),
+        name_in(device / "device"),
+        name_in(device / "vbios_version"),
         _board(device),
     )
     if device_id not in VEGA20_IDS:
@@ -54,7 +51,7 @@ def origin_notes(device: Path) -> tuple[str, ...]:
 
 def unique_id(device: Path) -> str | None:
     """`GPU-` and 16 hexadecimal digits, as the ROCm runtime names the card; None where the board has none."""
-    text = text_or_none(device / "unique_id")
+    text = name_in(device / "unique_id")
     if text is None or not re.fullmatch(r"[0-9a-fA-F]{16}", text) or set(text) == {"0"}:
         return None
     return f"GPU-{text.lower()}"
@@ -66,7 +63,7 @@ def arch(root: Path, gpu: str, device: Path) -> str | None:
     nodes = [_properties(path) for path in sorted((root / "sys/class/kfd/kfd/topology/nodes").glob("*"))]
     gpus = [node for node in nodes if node.get("gfx_target_version", 0) > 0]
     here = [node for node in gpus if _address(node) == gpu]
-    device_id = text_or_none(device / "device")
+    device_id = name_in(device / "device")
     alike = [
         node for node in gpus if "location_id" not in node and hex(node.get("device_id", 0)) == device_id
     ]
@@ -79,13 +76,13 @@ def arch(root: Path, gpu: str, device: Path) -> str | None:
 
 def driver(root: Path) -> str | None:
     """The driver's own version, else the kernel's."""
-    own = text_or_none(root / "sys/module/amdgpu/version")
-    kernel = text_or_none(root / "proc/sys/kernel/osrelease")
+    own = name_in(root / "sys/module/amdgpu/version")
+    kernel = name_in(root / "proc/sys/kernel/osrelease")
     return f"amdgpu {own}" if own else f"amdgpu of Linux {kernel}" if kernel else None
 
 
 def _board(device: Path) -> str | None:
-    part = re.match(r"\d{3}-(D\d{5})", text_or_none(device / "vbios_version") or "")
+    part = re.match(r"\d{3}-(D\d{5})", name_in(device / "vbios_version") or "")
     return VEGA20_BOARDS.get(part.group(1)) if part else None
 
 

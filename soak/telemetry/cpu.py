@@ -17,7 +17,15 @@ from soak.core.records import Device, Quantity, Reading, ReadingStatus
 from soak.telemetry.cgroup import cpu_quota, memory_limits
 from soak.telemetry.plausible import judged
 from soak.telemetry.sensors import Sensor
-from soak.telemetry.sysfs import absence, number_of, number_or_none, read_bytes, read_count, read_quantity
+from soak.telemetry.sysfs import (
+    absence,
+    name_in,
+    number_of,
+    number_or_none,
+    read_bytes,
+    read_count,
+    read_quantity,
+)
 from soak.telemetry.sysfs import text_or_none as text
 
 GPU = "cpu"
@@ -81,7 +89,7 @@ class CpuSensor:
             vendor="cpu",
             model=_cpuinfo(self._root).get("model name") or _cpuinfo(self._root).get("hardware"),
             arch=platform.machine(),
-            driver=text(self._root / "proc/sys/kernel/osrelease"),
+            driver=name_in(self._root / "proc/sys/kernel/osrelease"),
             memory_total_bytes=None if total.value is None else int(total.value),
             temperature_sensor=Quantity.TEMPERATURE_CORE_C,
             slowdown_c=min((value / 1000 for value in crit if value), default=None),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from soak.core.records import Reading, ReadingStatus
 from soak.telemetry.plausible import counted, shown
-from soak.telemetry.sysfs import number_of, text_or_none, text_or_reading
+from soak.telemetry.sysfs import name_in, number_of, text_or_none, text_or_reading
 
 KINDS = {"ue": "uncorrected", "ce": "corrected", "de": "deferred"}
 REQUIRED = ("ue", "ce")  # deferred errors are counted by newer drivers, for memory only
@@ -44,7 +44,7 @@ class RasCounters:
         present = {path.name.removesuffix("_err_count"): path for path in self._folder.glob("*_err_count")}
         for block in sorted(present.keys() | self._kinds.keys()):
             path = present.get(block, self._folder / f"{block}_err_count")
-            counts = Reading.unreadable(f"the card is {state}") if asleep else parsed(path)
+            counts = Reading.unreadable(f"the card is {shown(state or '')}") if asleep else parsed(path)
             if isinstance(counts, Reading):
                 for kind in self._kinds.get(block, REQUIRED):
                     found[f"ras/{block}/{KINDS[kind]}"] = Reading.unreadable(counts.reason)
@@ -58,7 +58,7 @@ class RasCounters:
     def notes(self) -> tuple[str, ...]:
         """What the report should say about the memory's history."""
         pages = (text_or_none(self._folder / "gpu_vram_bad_pages", 1 << 20) or "").splitlines()
-        features = (text_or_none(self._folder / "features") or "").removeprefix("feature mask: ")
+        features = (name_in(self._folder / "features") or "").removeprefix("feature mask: ")
         notes = [f"{len(pages)} memory pages retired, pending or failed to retire"] if pages else []
         return (*notes, *([f"RAS features {features}"] if features else []))
 

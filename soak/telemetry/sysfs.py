@@ -50,6 +50,12 @@ def text_or_none(path: Path, limit: int = PAGE) -> str | None:
         return None
 
 
+def name_in(path: Path) -> str | None:
+    """A name to show; None where the file holds none, or bytes that are none (a worn EEPROM gives such)."""
+    text = text_or_none(path, 128)
+    return text if text is not None and text.isprintable() and "\ufffd" not in text else None
+
+
 def number_of(text: str) -> int | None:
     """A decimal integer and nothing else: `42`, not `42 W`, `N/A`, ``."""
     return int(text) if _NUMBER.fullmatch(text) else None
