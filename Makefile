@@ -19,7 +19,7 @@ TRITON ?= triton==3.9.0
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 16
 
-# $(call environment,FOLDER,OPTIONS OF PYTHON'S VENV): a virtual environment with a torch and a triton in it.
+# $(call environment,FOLDER,OPTIONS OF PYTHON'S VENV,OPTIONS OF PIP): a virtual environment with torch and triton.
 define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "soak needs Python 3.11 or newer; name one: make PYTHON=python3.12 …" >&2; exit 1; }
@@ -31,8 +31,8 @@ define environment
 	if [ -n "$$home" ] && ! $(1)/bin/python -c 'import torch' 2>/dev/null; then \
 	  echo "$$home" > $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-parent.pth; \
 	fi  # $(PYTHON) may itself be of a virtual environment, whose packages are not the system's
-	@$(1)/bin/python -c 'import torch' 2>/dev/null || $(1)/bin/pip install --quiet '$(TORCH)' $(TORCH_OPTIONS)
-	@$(1)/bin/python -c 'import triton' 2>/dev/null || $(1)/bin/pip install --quiet '$(TRITON)'
+	@$(1)/bin/python -c 'import torch' 2>/dev/null || $(1)/bin/pip install --quiet $(3) '$(TORCH)' $(TORCH_OPTIONS)
+	@$(1)/bin/python -c 'import triton' 2>/dev/null || $(1)/bin/pip install --quiet $(3) '$(TRITON)'
 endef
 
 READY := $(VENV)/.ready
@@ -41,7 +41,7 @@ venv: $(READY)  ## the environment with everything to run, test and check
 
 $(READY): pyproject.toml constraints.txt Makefile
 	@echo "Installing into $(VENV); minutes the first time."
-	$(call environment,$(VENV),)
+	$(call environment,$(VENV),,)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
@@ -70,11 +70,11 @@ ELSEWHERE := $(CURDIR)/build/elsewhere
 wheel-check: $(READY)  ## the wheel in a clean environment: a short soak of the CPU from another folder
 	@rm -rf build/wheel $(ELSEWHERE)
 	$(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir build/wheel .
-	$(call environment,$(ELSEWHERE)/venv,--clear)
-	$(ELSEWHERE)/venv/bin/pip install --quiet --constraint constraints.txt build/wheel/*.whl
+	$(call environment,$(ELSEWHERE)/venv,--clear,--no-compile)
+	$(ELSEWHERE)/venv/bin/pip install --quiet --no-compile --constraint constraints.txt build/wheel/*.whl
 	cd $(ELSEWHERE) && venv/bin/soak run --device cpu --run-id elsewhere --data-dir data --duration 30s --warmup 5s \
 	  --rotate-every 10s --check-every 15s --sample-every 5s --seq-len 64:512
-	cd $(ELSEWHERE) && venv/bin/soak report --run-id elsewhere --data-dir data --format json | venv/bin/python -m json.tool >/dev/null
+	cd $(ELSEWHERE) && venv/bin/soak report --run-id elsewhere --data-dir data --format json >report.json
 	cd $(ELSEWHERE) && venv/bin/soak db current --data-dir data
 
 long: $(READY)  ## what takes minutes to hours: slow tests, campaigns, kill storms
