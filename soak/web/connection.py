@@ -119,6 +119,9 @@ class Connection(asyncio.Protocol):
             method = request.method.decode("latin-1")
             self._refuse(405, f"{method} is not served; this surface is read-only", {"Allow": "GET, HEAD"})
             return
+        if len(request.target) + sum(len(n) + len(v) for n, v in request.headers) > HEAD_MAX:
+            self._refuse(431, "the request's head is too long")  # h11 bounds only what comes in parts
+            return
         if b"transfer-encoding" in headers or headers.get(b"content-length", "0") != "0":
             self._refuse(413, "a request with a body is not served")
             return

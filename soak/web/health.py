@@ -34,18 +34,18 @@ def trouble(snapshot: Snapshot | None, age_ms: int) -> str:
     if not is_ready(snapshot):
         return ""
     working = [card for card in snapshot.cards if card.up and not card.is_out]
-    return "; ".join(reason for card in working for reason in _troubles(snapshot, card, age_ms))
+    return "; ".join(reason for card in working for reason in _troubles(snapshot, card))
 
 
-def _troubles(snapshot: Snapshot, card: CardSnapshot, age_ms: int) -> list[str]:
-    """`age_ms`: of the snapshot, since in that time no poll and no step was heard of."""
+def _troubles(snapshot: Snapshot, card: CardSnapshot) -> list[str]:
+    """As of the snapshot; what was never heard of is waited for from the start of the stretch on."""
     begun_ms = snapshot.boot_ms - snapshot.elapsed_ms + snapshot.attempt.stretches[-1].start_ms
     polled_ms = begun_ms if card.poll is None else card.poll.boot_ms
     progress = card.progress
     stepped_ms = None if progress is None else progress.last_step_boot_ms
     patience_ms = STEPS * (0.0 if progress is None else progress.expected_step_ms)
-    unread_ms = snapshot.boot_ms - polled_ms + age_ms
-    idle_ms = snapshot.boot_ms - (begun_ms if stepped_ms is None else stepped_ms) + age_ms
+    unread_ms = snapshot.boot_ms - polled_ms
+    idle_ms = snapshot.boot_ms - (begun_ms if stepped_ms is None else stepped_ms)
     gpu, found = card.device.gpu, []
     if unread_ms > max(POLL_MS, POLLS * snapshot.protocol.poll_ms):
         found.append(f"no poll of {gpu} for {unread_ms / 1000:.0f} s")
