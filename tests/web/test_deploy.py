@@ -1,4 +1,4 @@
-"""What `deploy/` promises: files in order, and a dashboard whose every query finds data in a real Prometheus."""
+"""What `deploy/` promises: files in order, a dashboard whose every query finds data in a real Prometheus."""
 
 from __future__ import annotations
 
