@@ -1,7 +1,8 @@
 """Leases: one daemon a run, one daemon a card. In the database, and by a lock of the machine for each card.
 
 A lease is a row with its holder and the time of its last renewal. One whose holder has ended for certain is
-taken at once, any other after 60 s without renewal. The lock (flock on `card-<gpu>.lock` in a folder that
+taken at once, any other after 60 s without renewal; the process id tells, and where that means nothing, in
+another container, the sign of life in the data folder. The lock (flock on `card-<gpu>.lock` in a folder that
 every user of the machine shares, `/dev/shm/soak`) refuses the same card to a daemon with another database;
 the kernel lets go of it when its holder ends, however that happens.
 """
@@ -23,6 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from soak.core.errors import CannotRun
 from soak.core.ports import Clock
+from soak.store import presence
 from soak.store.db import Database, StoreAway, explain, refusing
 from soak.store.host import PROC, Holder, is_gone
 from soak.store.models import LeaseRow
@@ -34,7 +36,10 @@ log = logging.getLogger(__name__)
 
 
 class Lease:
-    """A run and its cards, held by one process: `acquire`, `renew` each 15 s (the writer does), `release`."""
+    """A run and its cards, held by one process: `acquire`, `renew` each 15 s (the writer does), `release`.
+
+    `folder`: the data folder, for signs of life (see `presence`); without it only process ids tell who ended.
+    """
 
     def __init__(
         self,
@@ -42,6 +47,7 @@ class Lease:
         holder: Holder,
         clock: Clock,
         *,
+        folder: Path | None = None,
         folder_is_shared: bool = False,
         lock_folder: Path = LOCK_FOLDER,
         proc: Path = PROC,
@@ -49,11 +55,13 @@ class Lease:
         self._database = database
         self._holder = holder
         self._clock = clock
+        self._folder = folder
         self._folder_is_shared = folder_is_shared
         self._lock_folder = lock_folder
         self._proc = proc
         self._names: tuple[str, ...] = ()
         self._locks: list[int] = []  # open files
+        self._sign_of_life: int | None = None  # an open file
 
     def acquire(
         self,
@@ -66,7 +74,7 @@ class Lease:
         """Takes the run and every card, all or none, within `wait_ms`.
 
         CannotRun names what is held, by whom, and what to do. A wait of a little more than 60 s gets over
-        a holder that ended where this process cannot see it (another container).
+        a holder that ended where this process cannot see it (another machine).
         """
         assert not self._names, "the lease is held already"
         until_ms = self._clock.boot_ms() + wait_ms
@@ -74,8 +82,10 @@ class Lease:
         while True:
             try:
                 self._lock_cards(gpus)
+                self._show_life()  # before the first row that names this process
                 self._take(names)
             except CannotRun:
+                self._hide_life()
                 self._unlock_cards()
                 if self._clock.boot_ms() >= until_ms:
                     raise
@@ -101,6 +111,9 @@ class Lease:
                 connection.execute(delete(LeaseRow).where(LeaseRow.name.in_(held)))
         except (SQLAlchemyError, StoreAway) as error:
             log.warning("%s could not be let go (%s)", ", ".join(names), explain(error))
+            self._end_life()
+        else:
+            self._hide_life()
         finally:
             self._unlock_cards()
 
@@ -115,24 +128,36 @@ class Lease:
             yield connection
 
     def _take(self, names: Sequence[str]) -> None:
+        ended: set[Holder] = set()
         with refusing(self._database), self._writing() as connection:
             for name in names:
                 held = self._read(connection, name)
-                if held is not None and not self._is_free(held):
+                if held is None or _holder(held) == self._holder:
+                    continue
+                if self._has_ended(_holder(held)):
+                    ended.add(_holder(held))
+                elif self._age_ms(held) <= STALE_MS:
                     raise CannotRun(self._refusal(name, held))
             self._stamp(connection, names)
+        if self._folder is not None:
+            for holder in ended:
+                presence.clear(self._folder, holder)
 
     def _read(self, connection: Connection, name: str) -> LeaseRow | None:
         row = connection.execute(select(LeaseRow.__table__).where(LeaseRow.name == name)).one_or_none()
         return None if row is None else LeaseRow(**row._mapping)
 
-    def _is_free(self, held: LeaseRow) -> bool:
-        holder = _holder(held)
-        return (
-            holder == self._holder
-            or is_gone(holder, self._holder, folder_is_shared=self._folder_is_shared, proc=self._proc)
-            or self._age_ms(held) > STALE_MS
-        )
+    def _has_ended(self, holder: Holder) -> bool:
+        """For certain."""
+        if is_gone(holder, self._holder, folder_is_shared=self._folder_is_shared, proc=self._proc):
+            return True
+        return self._is_alive(holder) is False
+
+    def _is_alive(self, holder: Holder) -> bool | None:
+        """By its sign of life, which means something on this machine, in this data folder; None elsewhere."""
+        me = self._holder
+        here = holder.host_id == me.host_id and holder.boot_id == me.boot_id != ""
+        return presence.is_alive(self._folder, holder) if here and self._folder is not None else None
 
     def _age_ms(self, held: LeaseRow) -> int:
         """Since the last renewal: by the boot's clock within one boot, which no step moves; else by the
@@ -169,12 +194,44 @@ class Lease:
     def _refusal(self, name: str, held: LeaseRow) -> str:
         kind, _, rest = name.partition(":")
         what = f"Run {rest}" if kind == "run" else f"Card {rest.partition('/')[2]}"
-        ago_s = max(self._age_ms(held), 0) // 1000
+        holder, ago_s = _holder(held), max(self._age_ms(held), 0) // 1000
+        elsewhere = (
+            holder.boot_id == self._holder.boot_id and holder.pid_namespace != self._holder.pid_namespace
+        )
+        container = " (in another pid namespace, such as a container)" if elsewhere else ""
+        wait = "" if self._is_alive(holder) else f", wait {STALE_MS // 1000} s if it is dead,"
         instead = "start another run" if kind == "run" else "choose other cards with --device"
         return (
-            f"{what} is held by {_holder(held)}, which renewed its hold {ago_s} s ago; stop that daemon, wait"
-            f" {STALE_MS // 1000} s if it is dead, or {instead}."
+            f"{what} is held by {holder}{container}, which renewed its hold {ago_s} s ago;"
+            f" stop that daemon{wait} or {instead}."
         )
+
+    # --- the sign of life
+
+    def _show_life(self) -> None:
+        if self._folder is None:
+            return
+        try:
+            self._sign_of_life = presence.enter(self._folder, self._holder)
+        except OSError as error:
+            log.warning(
+                "%s takes no locks (%s): after a crash another container waits %d s for this one's leases",
+                self._folder,
+                error.strerror,
+                STALE_MS // 1000,
+            )
+
+    def _hide_life(self) -> None:
+        """No lease names this process any more."""
+        if self._folder is not None and self._sign_of_life is not None:
+            presence.clear(self._folder, self._holder)
+        self._end_life()
+
+    def _end_life(self) -> None:
+        """To others this process has ended."""
+        if self._sign_of_life is not None:
+            os.close(self._sign_of_life)
+        self._sign_of_life = None
 
     # --- locks of the machine
 
