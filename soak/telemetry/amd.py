@@ -140,6 +140,7 @@ class AmdSensor:
         self._hwmon, self._temperatures, self._clocks = _hwmon_of(device)
         self._power = _power_file(self._hwmon)
         self._links = pci.links_to_root(device)
+        self._is_vega20 = text_or_none(device / "device") in identity.VEGA20_IDS
         self._ras = RasCounters(device)
 
     def _look_again(self, readings: dict[Quantity, Reading]) -> dict[Quantity, Reading]:
@@ -203,27 +204,18 @@ class AmdSensor:
         """Whether the card slows itself, for heat and for power."""
         if isinstance(metrics, Reading):
             return {Q.THERMAL_THROTTLE: metrics, Q.POWER_THROTTLE: metrics}
+        flags = gpu_metrics.throttled(metrics, is_vega20=self._is_vega20)
         if metrics.residency is not None:
             last, self._throttled = self._throttled or metrics.residency, metrics.residency
-            flags = [now > before for now, before in zip(metrics.residency, last, strict=True)]
-        elif metrics.throttle is not None and metrics.throttle_is_common:
-            flags = [
-                bool(metrics.throttle & mask) for mask in (gpu_metrics.COMMON_HEAT, gpu_metrics.COMMON_POWER)
-            ]
-        elif metrics.throttle is not None and metrics.version == (1, 0):  # Vega 20's own layout
-            flags = [
-                bool(metrics.throttle & mask) for mask in (gpu_metrics.VEGA20_HEAT, gpu_metrics.VEGA20_POWER)
-            ]
-        else:
+            flags = metrics.residency[0] > last[0], metrics.residency[1] > last[1]
+        if flags is None:
             major, minor = metrics.version
             unknown = Reading.unsupported(
-                f"gpu_metrics v{major}.{minor} has no throttle bits that are known here"
+                f"the throttle bits of gpu_metrics v{major}.{minor} of this card are unknown"
             )
             return {Q.THERMAL_THROTTLE: unknown, Q.POWER_THROTTLE: unknown}
-        return {
-            Q.THERMAL_THROTTLE: Reading.ok(float(flags[0])),
-            Q.POWER_THROTTLE: Reading.ok(float(flags[1])),
-        }
+        heat, power = (Reading.ok(float(flag)) for flag in flags)
+        return {Q.THERMAL_THROTTLE: heat, Q.POWER_THROTTLE: power}
 
     def _cross_checked(self, busy: Reading) -> Reading:
         """The firmware's average can stick near 100 % with nothing running; the registers tell."""

@@ -107,6 +107,19 @@ def decoded(data: bytes) -> Metrics | Reading:
     )
 
 
+def throttled(metrics: Metrics, *, is_vega20: bool) -> tuple[bool, bool] | None:
+    """Whether the card slows itself for heat, for power; None where these bits are not known."""
+    if metrics.throttle is None:
+        return None
+    if metrics.throttle_is_common:
+        masks = COMMON_HEAT, COMMON_POWER
+    elif is_vega20:
+        masks = VEGA20_HEAT, VEGA20_POWER
+    else:
+        return None
+    return bool(metrics.throttle & masks[0]), bool(metrics.throttle & masks[1])
+
+
 def _filled(data: bytes, field: Field) -> int | None:
     (value,) = struct.unpack_from("<" + field.format, data, field.offset)
     all_ones = (1 << 8 * struct.calcsize("<" + field.format)) - 1

@@ -132,6 +132,7 @@ class Sampler:
             raise CannotRun(f"No telemetry for {', '.join(unknown)}; the cards with telemetry are: {known}.")
         targets = tuple(Target(gpu, self._backend_of[gpu]) for gpu in gpus)
         with self._changed:
+            assert self._watch is None, "a sampler watches once"
             self._watch = Watch(targets, poll_ms, ecc_every_ms)
             if self._child is not None:
                 _send(self._child, self._watch)
@@ -161,6 +162,7 @@ class Sampler:
 
     def _ask(self, backend: str, deadline_ms: int) -> Detected:
         """One backend's cards. A child that does not answer in time is replaced before the next question."""
+        end_ms = self._clock.boot_ms() + deadline_ms
         with self._changed:
             ready = self._changed.wait_for(
                 lambda: self._child or self._gave_up or self._stopping, deadline_ms / 1000
@@ -170,7 +172,8 @@ class Sampler:
                 return Detected(backend, (), self._last_end or "the sampler does not start")
             self._detected = None
             _send(child, Detect(backend, deadline_ms // 2))
-            self._changed.wait_for(lambda: self._detected or self._n_ended > n_ended, deadline_ms / 1000)
+            left_s = (end_ms - self._clock.boot_ms()) / 1000
+            self._changed.wait_for(lambda: self._detected or self._n_ended > n_ended, left_s)
             if self._detected is not None:
                 return self._detected
             if self._n_ended > n_ended:
@@ -218,11 +221,16 @@ class Sampler:
         os.set_blocking(child.stdin.fileno(), False)  # a stopped child must not stop who gives it orders
         with self._changed:
             self._child, self._condemned = child, ""
-            if self._watch is not None:
+            if self._stopping:
+                child.stdin.close()
+            elif self._watch is not None:
                 _send(child, self._watch)
             self._changed.notify_all()
         stderr_tail = bytearray()
-        why = self._hear(child, stderr_tail)
+        try:
+            why = self._hear(child, stderr_tail)
+        except OSError as error:
+            why = f"the sampler could not be heard ({error.strerror}) and was killed"
         with self._changed:
             self._child = None
         return self._end(child, why, stderr_tail)
@@ -330,9 +338,16 @@ class Sampler:
         if why:
             return why
         stderr = bytes(stderr_tail) + rest
-        ended = f"died by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        ended = f"died by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         last_words = stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         return f"the sampler {ended}" + "".join(f": {line}" for line in last_words)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has none
+        return f"signal {number}"
 
 
 def _unread(pipe: IO[bytes] | None) -> bytes:

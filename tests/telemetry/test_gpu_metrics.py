@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soak.core.records import Reading, ReadingStatus
-from soak.telemetry.gpu_metrics import Metrics, decoded
+from soak.telemetry.gpu_metrics import Metrics, decoded, throttled
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 MI50 = next(
@@ -32,6 +32,13 @@ def test_v1_0_of_an_mi50_under_load():
     }  # fmt: skip
     assert metrics.throttle == 0
     assert not metrics.throttle_is_common
+
+
+def test_throttle_bits_are_read_only_where_they_are_known():
+    metrics = decoded(MI50[:68] + (1 << 3 | 1 << 13).to_bytes(4, "little") + MI50[72:])
+    assert isinstance(metrics, Metrics)
+    assert throttled(metrics, is_vega20=True) == (True, True)
+    assert throttled(metrics, is_vega20=False) is None  # the bits are each ASIC's own
 
 
 def test_the_table_may_be_padded_and_may_not_be_cut():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -109,6 +110,22 @@ def test_restarts_are_bounded(start, until, tmp_path):
     assert "ended with exit code 1: the library is broken" in news[0].detail
     assert sampler.devices(1000) == ()
     assert "the library is broken" in sampler.absences["cpu"]
+
+
+def test_a_machine_without_a_process_to_spare_is_tried_again(start):
+    refusals = [errno.EAGAIN, errno.ENOMEM]
+
+    def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
+        if refusals:
+            code = refusals.pop(0)
+            raise OSError(code, os.strerror(code))
+        return spawn_child(command)
+
+    sampler = start(("cpu",), spawn=spawn, patience=QUICK)
+    assert [device.gpu for device in sampler.devices()] == ["cpu"]
+    news = sampler.take()
+    assert kinds(news) == ["sampler_restarted"] * 2
+    assert "Resource temporarily unavailable" in news[0].detail
 
 
 def test_a_backend_that_crashes_costs_its_own_cards_only(start, tmp_path):
