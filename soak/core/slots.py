@@ -96,13 +96,15 @@ class SlotFold:
 
     def _n_alike(self, poll: Poll, first_ms: int, work: Work) -> int:
         """Of equal polls from `first_ms` on: how many lie in one slot and are judged alike."""
-        ends_ms = [self._protocol.slot_end_ms(self._protocol.slot_index(first_ms))]
+        protocol = self._protocol
+        if first_ms >= protocol.duration_ms:
+            return 1
+        ends_ms = [protocol.slot_end_ms(protocol.slot_index(first_ms))]
         if work.last_step_ms is not None:
             ends_ms.append(work.last_step_ms + math.floor(self._patience_ms(work)))
         if poll.ecc is None and self._last_ecc_ms is not None:
             ends_ms.append(self._last_ecc_ms + self._ecc_fresh_ms)
-        every = self._protocol.poll_ms
-        return min(((end_ms - first_ms) // every + 1 for end_ms in ends_ms if end_ms >= first_ms), default=1)
+        return min((end_ms - first_ms) // protocol.poll_ms + 1 for end_ms in ends_ms if end_ms >= first_ms)
 
     def _add_alike(self, poll: Poll, n: int, first_ms: int, work: Work) -> None:
         protocol = self._protocol

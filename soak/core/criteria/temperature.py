@@ -74,8 +74,9 @@ class Temperature:
 
     def conclude(self, standing: Standing) -> Conclusion:
         protocol, limits = self._card.protocol, self._card.protocol.limits
-        # A slot that is over is closed with the poll that follows it: until then it is not due, and to come.
-        settled_ms = standing.elapsed_ms - (0 if standing.ended else self._card.two_polls_ms)
+        # A slot that is over waits up to two polls for its last one, and then for somebody to look: until it
+        # is closed it is not due, but to come.
+        settled_ms = standing.elapsed_ms - (0 if standing.ended else 2 * self._card.two_polls_ms)
         due = protocol.n_slots_warm(protocol.n_slots_closed(settled_ms), self._card.stretches)
         to_come = protocol.n_slots_warm(protocol.n_slots, self._card.stretches) - self._n_over
         allowed = 1 - limits.temperature_good_min
