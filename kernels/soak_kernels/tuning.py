@@ -81,8 +81,8 @@ def _chunked(m: int, n: int, chunk: int) -> TileConfig:
     return TileConfig(m, n, chunk, chunk, transposed=True, num_warps=4, num_stages=1)
 
 
-def _resident(m: int, n: int, head_dim: int) -> TileConfig:
-    return TileConfig(m, n, head_dim, head_dim, transposed=False, num_warps=8, num_stages=3)
+def _resident(m: int, n: int, head_dim: int, num_warps: int = 8, num_stages: int = 3) -> TileConfig:
+    return TileConfig(m, n, head_dim, head_dim, False, num_warps, num_stages)
 
 
 _HALF = ("float16", "bfloat16")
@@ -92,6 +92,7 @@ _DOT2 = (
     "operand is re-read, the right one is contiguous along its columns (no 8-way LDS conflict); "
 )
 _WGMMA = "sm_90 has wgmma: "
+_SHORT = "few blocks a row, so 64 keys a block: 1.2 times the speed of 128 at seq_len 512 on an H200"
 
 POLICY: tuple[Rule, ...] = (
     Rule("gfx906", "forward", 64, _chunked(64, 64, 16), _DOT2 + "no spill", _ONLY_FLOAT16),
@@ -101,6 +102,8 @@ POLICY: tuple[Rule, ...] = (
     Rule("gfx906", "dkv", 64, _chunked(32, 64, 32), _DOT2 + "no spill", _ONLY_FLOAT16),
     Rule("gfx906", "dkv", 128, _chunked(32, 64, 32), _DOT2 + "no spill", _ONLY_FLOAT16),
     Rule("sm_90", "forward", 64, _resident(128, 128, 64), _WGMMA + "128 x 128, K and V three deep", _HALF),
+    Rule("sm_90", "forward", 128, _resident(128, 64, 128, 4, 2), _WGMMA + _SHORT, _HALF, 1024, True),
+    Rule("sm_90", "forward", 128, _resident(128, 64, 128), _WGMMA + _SHORT, _HALF, 1024, False),
     Rule("sm_90", "forward", 128, _resident(128, 128, 128), _WGMMA + "128 x 128, 224 KB three deep", _HALF),
     Rule("sm_90", "dq", 64, _resident(128, 64, 64), _WGMMA + "Q, dO, dQ of 128 rows on chip", _HALF),
     Rule("sm_90", "dq", 128, _resident(128, 64, 128), _WGMMA + "Q, dO, dQ of 128 rows on chip", _HALF),
