@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from soak import __version__
 from soak.clock import SystemClock
@@ -19,6 +20,7 @@ from soak.core.verdict import Judgement, judge
 from soak.run import Plan
 from soak.store.db import Database
 from soak.store.host import boot_id
+from soak.telemetry.pci import gpus_on_bus
 from soak.telemetry.watch import Sampler
 
 GPU_BACKENDS = ("amd", "nvidia")
@@ -40,7 +42,7 @@ def backends_for(request: Request) -> tuple[str, ...]:
     return ("cpu",) if request.device == ("cpu",) else GPU_BACKENDS
 
 
-def find_devices(request: Request, sampler: Sampler) -> tuple[Device, ...]:
+def find_devices(request: Request, sampler: Sampler, root: Path = Path("/")) -> tuple[Device, ...]:
     """The cards that are meant, as telemetry found them. CannotRun where they are not what was asked for."""
     found = sampler.devices()
     if not found:
@@ -50,10 +52,24 @@ def find_devices(request: Request, sampler: Sampler) -> tuple[Device, ...]:
         )
     devices = select(request.device, found)
     expected = request.expect_gpus
+    names = ", ".join(d.gpu for d in devices)
     if expected is not None and len(devices) != expected:
-        names = ", ".join(d.gpu for d in devices)
         raise CannotRun(f"{expected} GPUs are expected and {len(devices)} are there ({names}).")
+    if expected is None and "all" in request.device:
+        _require_whole_bus(found, names, root)
     return devices
+
+
+def _require_whole_bus(found: Sequence[Device], names: str, root: Path) -> None:
+    """`all` means every GPU on the PCI bus of the vendors found, not every one that answered."""
+    for vendor in sorted({d.vendor for d in found}):
+        offered = {d.gpu for d in found if d.vendor == vendor}
+        silent = [gpu for gpu in gpus_on_bus(root, vendor) if gpu not in offered]
+        if silent:
+            raise CannotRun(
+                f"The PCI bus has {vendor} GPUs that are not offered ({', '.join(silent)}; offered: {names}); "
+                f"bring them back, or say how many are meant with --expect-gpus {len(found)}."
+            )
 
 
 def settle(
