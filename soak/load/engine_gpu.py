@@ -84,6 +84,7 @@ class EngineGpu:
         self._calibration = warmup.calibration
         self._wanted = rotation
         self._current = first = self._prepare(p.shape(rotation), place=0)
+        first.taken = True
         self._start(lambda: self._launcher.run(first, self._stopping.is_set), "launcher")
         self._start(self._prepare_ahead, "preparer")
         self._start(self._check_gradients, "checker")
@@ -131,6 +132,7 @@ class EngineGpu:
             if self._next is None or self._next.shape.index != self._wanted:
                 return None  # not drawn yet: the load goes on with the old one
             self._current, self._next = self._next, None
+            self._current.taken = True
         self._wake_preparer.set()
         return self._current
 
@@ -178,23 +180,20 @@ class EngineGpu:
         """Always has the next rotation ready: the one that is wanted, else the one after the current."""
         users = [self._current, None]  # who used each set of inputs last
         while not self._stopping.is_set():
-            current = self._current
-            assert current is not None
-            index = self._wanted if self._wanted != current.shape.index else current.shape.index + 1
             with self._lock:
+                assert self._current is not None
+                place, now = 1 - self._current.place, self._current.shape.index
+                index = self._wanted if self._wanted != now else now + 1
                 if self._next is not None and self._next.shape.index != index:
                     self._next = None  # an order that came between; it is drawn over
-                is_ready = self._next is not None
-            before = users[1 - current.place]
-            is_free = before is None or before.retired.is_set() or before.n_launched == 0
-            if not is_ready and is_free:
-                prepared = self._prepare(self._protocol.shape(index), place=1 - current.place)
-                users[prepared.place] = prepared
-                with self._lock:
-                    self._next = prepared
+                before, is_ready = users[place], self._next is not None
+            if is_ready or not (before is None or before.retired.is_set() or not before.taken):
+                self._wake_preparer.wait()
+                self._wake_preparer.clear()
                 continue
-            self._wake_preparer.wait()
-            self._wake_preparer.clear()
+            users[place] = prepared = self._prepare(self._protocol.shape(index), place)
+            with self._lock:
+                self._next = prepared
 
     def _prepare(self, shape: Shape, place: int) -> RotationGpu:
         """Draws the inputs on the device, beside the load; returns before they are drawn."""

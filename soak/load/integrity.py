@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-_WORDS = {2: torch.int16, 4: torch.int32}  # by element size in bytes
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,15 @@ def difference(golden: torch.Tensor, got: torch.Tensor) -> Difference | None:
     places = words.nonzero()
     if places.shape[0] == 0:
         return None
-    wrong = words[places[:, 0], places[:, 1]].to(torch.int64) & ((1 << 8 * golden.element_size()) - 1)
+    n_bits = 8 * golden.element_size()
+    wrong = words[places[:, 0], places[:, 1]].to(torch.int64)
     row, column = places[0].tolist()
     return Difference(
-        n_bits=sum(int((wrong >> bit & 1).sum()) for bit in range(8 * golden.element_size())),
+        n_bits=sum(int((wrong >> bit & 1).sum()) for bit in range(n_bits)),
         n_elements=places.shape[0],
         rows=_ranges(torch.unique(places[:, 0]).tolist())[:MAX_RANGES],
         first=(row, column),
-        first_xor=int(wrong[0]),
+        first_xor=int(wrong[0]) & ((1 << n_bits) - 1),
     )
 
 
@@ -73,7 +74,7 @@ def flip_bit(tensor: torch.Tensor, row: int, column: int, bit: int) -> torch.Ten
 
 
 def flip_bit_in_place(tensor: torch.Tensor, row: int, column: int, bit: int) -> None:
-    """Of a contiguous tensor on any device; not the topmost bit."""
+    """Of a contiguous tensor on any device; 16, 32 or 64 bits an element, the topmost not among them."""
     tensor.view(_WORDS[tensor.element_size()])[row, column].bitwise_xor_(1 << bit)
 
 

@@ -31,6 +31,7 @@ def engine_of_card(
 
 def _card(gpu: str, protocol: Protocol, compiler: Mapping[str, str]) -> Rig:
     device = device_gpu.find(gpu)
+    torch.cuda.set_device(device)  # pinned memory belongs to the current device's context
     device_gpu.require_memory(device, memory.bytes_needed(protocol))
     facts: dict[str, Any] = {**device_gpu.facts(device), "compiler": dict(compiler)}
     return Rig(CudaStreams(device), _kernel(device, protocol), facts, device_gpu.versions())

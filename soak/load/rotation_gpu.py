@@ -34,6 +34,7 @@ class RotationGpu:
     mismatches: int = 0
     n_told: int = 0
     golden: str = ""
+    taken: bool = False  # it is or was the current one
     over: bool = False  # another rotation has taken its place
     retired: threading.Event = field(default_factory=threading.Event)  # and its last step was seen
 

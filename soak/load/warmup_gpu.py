@@ -13,6 +13,7 @@ from soak.load import gradient
 from soak.load.buffers_gpu import Buffers, Size
 from soak.load.calibration import Calibration, lengths_between
 from soak.load.engine import LoadError, boot_ms
+from soak.load.failures import what_ended
 from soak.load.gradient import Outputs
 from soak.load.kernel_gpu import Kernel
 from soak.load.memory import batch_of
@@ -73,16 +74,16 @@ class Warmup:
                 self._buffers.launch_golden_digests(0, size)
                 self._buffers.slots[0].launch_comparison(size, self._buffers.golden[0], self._buffers.weights)
                 self._streams.drain()
-            except (torch.OutOfMemoryError, MemoryError):
-                raise
             except Exception as error:
-                if type(error).__name__ == "AcceleratorError":
-                    raise
-                text = " ".join(str(error).split())[:400]
+                kind, sentence = what_ended(error)
+                if kind not in ("worker_error", "compile_error"):
+                    raise  # the device or its memory, not the compiler
+                mask = "causal" if causal else "full"
+                versions = ", ".join(f"{name} {version}" for name, version in self._kernel.versions.items())
                 raise LoadError(
                     "compile_error",
-                    f"{self._kernel.name} does not run at seq_len {seq_len}{' causal' if causal else ''} "
-                    f"({self._kernel.reason[:80]}; {self._kernel.versions}): {type(error).__name__}: {text}",
+                    f"{self._kernel.name} does not run at seq_len {seq_len}, {mask}, with {versions} "
+                    f"({self._kernel.reason[:60]}): {sentence}",
                 ) from error
         return shapes
 

@@ -29,6 +29,7 @@ import msgspec
 from soak.core.ports import Checked, Happening, Progress, Ready
 from soak.load import wire
 from soak.load.engine import BitFlip, Engine, LoadError, boot_ms
+from soak.load.failures import what_ended
 
 BEAT_S = 0.5
 _PR_SET_PDEATHSIG = 1
@@ -57,22 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.flush()
         os._exit(wire.EXIT_CODES[kind])  # a native call of a thread may never return
     os._exit(wire.EXIT_STOPPED)
-
-
-def what_ended(error: BaseException) -> tuple[str, str]:
-    """The kind of incident, and one sentence."""
-    sentence = f"{type(error).__name__}: {' '.join(str(error).split())[:400] or 'no message'}"
-    if isinstance(error, LoadError):
-        return error.kind, str(error)
-    names = {base.__name__ for base in type(error).__mro__}
-    if "OutOfMemoryError" in names:
-        return "out_of_device_memory", sentence
-    if names & {"CompilationError", "CompileTimeAssertionFailure", "OutOfResources", "PTXASError"}:
-        return "compile_error", sentence
-    text = str(error)
-    if "AcceleratorError" in names or any(word in text for word in ("CUDA error", "HIP error", "hipError")):
-        return "device_error", sentence
-    return "worker_error", sentence
 
 
 def _parser() -> argparse.ArgumentParser:

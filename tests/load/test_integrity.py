@@ -19,16 +19,27 @@ def tensor() -> torch.Tensor:
     return torch.randn(150, 32, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
 def test_a_flipped_bit_is_found_where_it_is(tensor: torch.Tensor, dtype: torch.dtype) -> None:
     golden = tensor.to(dtype)
-    top = 8 * golden.element_size() - 1
+    top = 8 * golden.element_size() - 2
     for row, column, bit in ((0, 0, 0), (149, 31, top), (70, 3, 9)):
         found = difference(golden, flip_bit(golden, row, column, bit))
         assert found is not None
         assert (found.n_bits, found.n_elements, found.first) == (1, 1, (row, column))
         assert found.rows == ((row, row + 1),)
         assert found.first_xor == 1 << bit
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_a_flipped_sign_is_one_bit(tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    golden = tensor.to(dtype)
+    got = golden.clone()
+    got[3, 4] = -got[3, 4]
+    found = difference(golden, got)
+    assert found is not None
+    assert (found.n_bits, found.first) == (1, (3, 4))
+    assert found.first_xor == 1 << (8 * golden.element_size() - 1)
 
 
 def test_rows_become_ranges(tensor: torch.Tensor) -> None:
