@@ -1,0 +1,113 @@
+"""Before t0: what is waited for, and what refuses a start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from soak.core.errors import CannotRun
+from soak.core.incidents import KINDS
+from soak.core.muster import READY_WITHIN_MS, Muster
+from soak.core.ports import Happening, Ready
+from soak.core.records import Reading, State
+
+
+def ready(gpu: str, at_ms: int = 1_000) -> Ready:
+    return Ready(gpu, at_ms, "attention_v1", "the fastest that compiles", 400.0, {"torch": "2.13"})
+
+
+class Start:
+    def __init__(self, make: Any, n: int = 1, required: bool = True, **device: Any) -> None:
+        self.make = make
+        info = make.record([]).info
+        self.gpus = [f"gpu{index}" for index in range(n)]
+        devices = tuple(
+            replace(make.device(**{"ecc_baseline": {}, **device}), gpu=gpu) for gpu in self.gpus
+        )  # fmt: skip
+        limits = {} if required else {"required": frozenset({"faults"})}
+        self.muster = Muster(replace(info, devices=devices), make.protocol(limits=limits), 0)
+
+    def counters(self, gpu: str, **counts: Any) -> None:
+        poll = self.make.poll(500, ecc=self.make.counters(**counts))
+        self.muster.take_reading(replace(poll, gpu=gpu))
+
+
+def test_every_card_has_to_be_ready_and_have_a_baseline(make: Any) -> None:
+    start = Start(make, 2)
+    assert start.muster.waiting_for(0) == ["the first step of gpu0", "the first step of gpu1"]
+    start.muster.take_event(ready("gpu0"))
+    assert start.muster.waiting_for(0) == ["the first step of gpu1"]
+    start.muster.take_event(ready("gpu1"))
+    assert start.muster.waiting_for(2_000) == ["the ECC baseline of gpu0", "the ECC baseline of gpu1"]
+    for gpu in start.gpus:
+        start.counters(gpu, corrected=57, uncorrected=2)
+    assert start.muster.waiting_for(2_000) == []
+    info = start.muster.info_at_t0()
+    assert [d.ecc_baseline["ras/umc/corrected"].value for d in info.devices] == [57, 57]
+    assert (info.kernel, info.versions["torch"]) == ("attention_v1", "2.13")
+
+
+def test_a_card_without_a_first_step_is_named_after_ten_minutes(make: Any) -> None:
+    start = Start(make, 2)
+    start.muster.take_event(ready("gpu1"))
+    start.muster.waiting_for(READY_WITHIN_MS)
+    with pytest.raises(CannotRun, match="gpu0: no step finished within 10 min"):
+        start.muster.waiting_for(READY_WITHIN_MS + 1)
+
+
+def test_an_unreadable_baseline_refuses_the_start(make: Any) -> None:
+    start = Start(make, ecc=Reading.unreadable("EIO"))
+    start.muster.take_event(ready("gpu0"))
+    start.counters("gpu0", corrected=1, uncorrected=Reading.unreadable("EIO"))
+    assert start.muster.waiting_for(21_000)
+    with pytest.raises(CannotRun, match=r"gpu0: the ECC baseline cannot be read \(EIO\)"):
+        start.muster.waiting_for(21_001)
+
+
+def test_counters_that_answer_after_all_can_be_read(make: Any) -> None:
+    """Else a card would be soaked for 48 h and end inconclusive by the first answer alone."""
+    start = Start(make, ecc=Reading.unreadable("EBUSY"))
+    start.muster.take_event(ready("gpu0"))
+    start.counters("gpu0", corrected=1, uncorrected=0)
+    assert start.muster.waiting_for(2_000) == []
+    (device,) = start.muster.info_at_t0().devices
+    assert (device.ecc, device.ecc_baseline["ras/umc/corrected"].value) == (Reading.ok(1.0), 1.0)
+
+
+@pytest.mark.parametrize("options", [{"ecc": Reading.unsupported("no RAS")}, {"required": False}])
+def test_no_baseline_is_waited_for(make: Any, options: Any) -> None:
+    start = Start(make, **options)
+    start.muster.take_event(ready("gpu0"))
+    assert start.muster.waiting_for(1_000) == []
+    assert start.muster.info_at_t0().devices[0].ecc_baseline == {}
+
+
+def test_the_last_baseline_before_t0_counts(make: Any) -> None:
+    start = Start(make)
+    start.counters("gpu0", corrected=1, uncorrected=0)
+    start.counters("gpu0", corrected=4, uncorrected=0)
+    start.muster.take_event(ready("gpu0"))
+    assert start.muster.waiting_for(1_000) == []
+    assert start.muster.info_at_t0().devices[0].ecc_baseline["ras/umc/corrected"].value == 4
+
+
+@pytest.mark.parametrize("kind", sorted(kind for kind, effect in KINDS.items() if effect.criterion))
+def test_what_would_be_a_fault_of_the_load_refuses_the_start(make: Any, kind: str) -> None:
+    with pytest.raises(CannotRun, match=f"gpu0: the load does not start: {kind.replace('_', ' ')}: why"):
+        Start(make).muster.take_event(Happening(kind, 0, "gpu0", "why"))
+
+
+@pytest.mark.parametrize("kind", sorted(k for k, effect in KINDS.items() if effect.state is State.FAIL))
+def test_a_card_that_is_lost_before_t0_refuses_the_start(make: Any, kind: str) -> None:
+    """Its run would begin with a fail that is none of this run."""
+    with pytest.raises(CannotRun, match="why"):
+        Start(make).muster.take_reading(Happening(kind, 0, "gpu0", "why"))
+
+
+def test_what_is_only_told_is_kept_for_the_run(make: Any) -> None:
+    start = Start(make)
+    start.muster.take_reading(Happening("sampler_restarted", 5))
+    start.muster.take_event(Happening("worker_restarted", 6, "gpu0"))
+    assert [h.kind for h in start.muster.happened] == ["sampler_restarted", "worker_restarted"]
