@@ -44,7 +44,8 @@ def postgresql_server() -> Iterator[str]:
     if initdb is None or postgres is None:
         pytest.skip("no PostgreSQL server is installed (Debian: postgresql)")
     user = _unprivileged()
-    with tempfile.TemporaryDirectory(prefix="soak-pg-") as folder:
+    in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a database has hundreds of files
+    with tempfile.TemporaryDirectory(prefix="soak-pg-", dir=in_memory) as folder:
         if user is not None:
             shutil.chown(folder, user)
         data = str(Path(folder, "data"))
@@ -69,7 +70,7 @@ def postgresql_server() -> Iterator[str]:
             _wait_until_it_answers(url, psycopg)
             yield url
         finally:
-            server.send_signal(signal.SIGINT)  # "fast": it ends what is still connected
+            server.send_signal(signal.SIGQUIT)  # at once: what it holds is not wanted any more
             server.wait(30)
 
 

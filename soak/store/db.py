@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, func, make_url, select, text
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 
 from soak.core.errors import CannotRun, ConfigError
 from soak.core.records import RunInfo, RunRecord
@@ -145,8 +146,14 @@ class Database:
         """What SQLite's own check of the file's structure found; empty where all is well, or no SQLite."""
         if self.path is None:
             return ()
-        with refusing(self), self.read() as connection:
-            found = connection.execute(text("PRAGMA quick_check")).scalars().all()
+        with refusing(self):
+            try:
+                with self.read() as connection:
+                    found = connection.execute(text("PRAGMA quick_check")).scalars().all()
+            except DatabaseError as error:  # damaged too far for the check itself
+                if sqlite.primary_code(error.orig) != sqlite3.SQLITE_CORRUPT:
+                    raise
+                return (explain(error),)
         return () if found == ["ok"] else tuple(str(line) for line in found)
 
     def runs(self) -> list[RunSummary]:

@@ -64,7 +64,8 @@ def open_sqlite(
     connect = _connector(path, f"mode=rwc{_vfs(vfs)}", durable)
     with refusing(path), closing(connect()) as connection:
         answer = _set_journal(connection, wanted)
-        connection.execute("BEGIN IMMEDIATE")  # a file that only looks writable is found here
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("PRAGMA user_version=0")  # what cannot be written is found here at the latest
         connection.execute("ROLLBACK")
     notes = []
     if network:
@@ -86,7 +87,7 @@ def _open_reader(path: Path, vfs: str | None) -> SqliteFile:
             (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError as error:
-        if _code(error) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) or _has_log(path):
+        if primary_code(error) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) or _has_log(path):
             raise CannotRun(sentence(path, error)) from error
         options += "&immutable=1"  # no log beside it and nobody can write one: what is there is all
         mode = "immutable"
@@ -146,7 +147,7 @@ def _set_journal(connection: sqlite3.Connection, wanted: str) -> str:
         try:
             return str(connection.execute(f"PRAGMA journal_mode={wanted}").fetchone()[0])
         except sqlite3.OperationalError as error:
-            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+            if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                 raise
             time.sleep(0.05)
 
@@ -200,7 +201,7 @@ def copy_file(source: Path, target: Path) -> None:
     draft.replace(target)
 
 
-def _code(error: sqlite3.Error) -> int:
+def primary_code(error: BaseException | None) -> int:
     """SQLite's primary result code; 0 where there is none."""
     return (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
 
@@ -218,7 +219,7 @@ def sentence(path: Path, error: sqlite3.Error) -> str:
         sqlite3.SQLITE_BUSY: f"{where} has been locked by another program for {BUSY_TIMEOUT_S:.0f} s;"
         " stop that program and try again.",
         sqlite3.SQLITE_FULL: f"{where} cannot grow: the disk is full; free space and try again.",
-    }.get(_code(error), f"{where} cannot be used ({error}).")
+    }.get(primary_code(error), f"{where} cannot be used ({error}).")
 
 
 @contextmanager

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sqlite3
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from soak.clock import SystemClock
 from soak.core.errors import SoakError
 from soak.core.records import Attempt, RunInfo, Slot
-from soak.store.db import Database
+from soak.store.db import Database, sqlite_url
 from soak.store.host import this_process
 from soak.store.lease import Lease
 from soak.store.writer import Writer
+
+NOBODY = 65534
 
 
 def say(*words: object) -> None:
@@ -67,7 +71,8 @@ def hold(url: str, host: str, lock_folder: str, run_id: str, *gpus: str) -> None
 
 
 def report(url: str) -> None:
-    """Reads every run as `soak report` does."""
+    """Reads every run as `soak report` does, without root's rights."""
+    _become_nobody()
     try:
         with Database.open(url, readonly=True) as database:
             database.check_current()
@@ -77,13 +82,26 @@ def report(url: str) -> None:
 
 
 def open_writable(url: str) -> None:
-    """Opens and migrates as `soak run` does."""
+    """Opens and migrates as `soak run` does, without root's rights."""
+    _become_nobody()
     try:
         with Database.open(url) as database:
             database.upgrade()
             say("opened")
     except SoakError as error:
         say("refused", error)
+
+
+def _become_nobody() -> None:
+    """Modes of files mean nothing to root. All is imported before, since root's files may be hidden."""
+    with tempfile.TemporaryDirectory() as folder:
+        with Database.open(sqlite_url(Path(folder, "soak.db"))) as database:
+            database.upgrade()
+            database.runs()
+        if os.getuid() == 0:
+            os.chown(folder, NOBODY, NOBODY)
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
 
 
 if __name__ == "__main__":
