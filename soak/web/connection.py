@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
         reason = http.HTTPStatus(reply.status).phrase.encode()
         head = h11.Response(status_code=reply.status, reason=reason, headers=list(headers.items()))
         self._rest = memoryview(b"" if self._is_head else reply.body)
-        self._transport.write(self._http.send(head) or b"")
+        self._transport.write((self._http.send(head) or b"") + self._piece())
         self._send()
 
     def _send(self) -> None:
@@ -172,8 +172,12 @@ class Connection(asyncio.Protocol):
             if not self._rest:
                 self._done()
                 return
-            piece, self._rest = bytes(self._rest[:PIECE]), self._rest[PIECE:]
-            self._transport.write(self._http.send(h11.Data(data=piece)) or b"")
+            self._transport.write(self._piece())
+
+    def _piece(self) -> bytes:
+        """The next bytes of the body; nothing where there are none."""
+        piece, self._rest = bytes(self._rest[:PIECE]), self._rest[PIECE:]
+        return (self._http.send(h11.Data(data=piece)) or b"") if piece else b""
 
     def _done(self) -> None:
         self._http.send(h11.EndOfMessage())

@@ -49,7 +49,8 @@ def _addresses(host: str, port: int) -> list[tuple[int, Address]]:
 
 
 def _listening(family: int, address: Address) -> socket.socket:
-    opened = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol by its name: asyncio turns Nagle's delay off only where it can see that this is TCP.
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a restart, not beside another
         if family == socket.AF_INET6:

@@ -171,6 +171,20 @@ def test_a_scrape_of_eight_cards_is_quick(surface: Surface) -> None:
     assert times.p99_own_ms < 20, times
 
 
+def test_a_kept_connection_is_not_delayed(surface: Surface) -> None:
+    """Head and body in two packets would wait for each other 40 ms, unless Nagle's algorithm is off."""
+    surface.publish(at_hour("healthy", 20, n_gpus=8))
+    client = http.client.HTTPConnection("127.0.0.1", surface.port, timeout=5)
+    times_ms = []
+    for _ in range(51):
+        began_s = time.perf_counter()
+        client.request("GET", "/metrics")
+        client.getresponse().read()
+        times_ms.append((time.perf_counter() - began_s) * 1000)
+    client.close()
+    assert sorted(times_ms)[25] < 20, sorted(times_ms)
+
+
 def test_idle_and_slow_connections_do_not_keep_the_scraper_out(surface: Surface) -> None:
     """The short form of the slow test below."""
     before = open_files()
