@@ -16,8 +16,8 @@ from soak.config.readers import HOUR_MS, MINUTE_MS, SECOND_MS, Reader
 
 ENVIRONMENT_PREFIX = "SOAK_"
 
-KERNELS = ("auto", "torch.flash_attention_cpu")
-"""What `--kernel` may name; a worker still refuses one that its card has not."""
+KERNELS: Mapping[str, str] = {"soak.triton": "gpu", "torch.flash_attention_cpu": "cpu"}
+"""What `--kernel` may name besides `auto`, and where it runs."""
 
 _LONGEST_MS = 8760 * HOUR_MS  # a year
 
@@ -50,7 +50,7 @@ _ALL = (
     _load("duration", readers.duration(SECOND_MS, _LONGEST_MS), "48h", "How long, uninterrupted."),
     _load(
         "kernel",
-        readers.choice(*KERNELS),
+        readers.choice("auto", *KERNELS),
         "auto",
         "The attention kernel; auto chooses for the card and says why.",
     ),

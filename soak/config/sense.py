@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from soak.config.config import Config
+from soak.config.options import KERNELS
 from soak.config.profiles import Profile
 from soak.config.readers import format_duration
 from soak.core.errors import ConfigError
@@ -56,6 +57,10 @@ def _refuse_cards(config: Config, profile: Profile) -> None:
         raise ConfigError(
             f"The profile {profile.name} is for {wanted}, and --device is {','.join(config.device)}; "
             "leave --profile at auto, or give one that fits."
+        )
+    if KERNELS.get(config.kernel, profile.device) != profile.device:
+        raise ConfigError(
+            f"The kernel {config.kernel} does not run on {','.join(config.device)}; leave --kernel at auto."
         )
     if config.expect_gpus is None:
         return

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import soak
 from soak.config import COMMON, OPTIONS, Config, parse, parse_common, protocol_from_config, resolve
+from soak.config.options import KERNELS
 from soak.core.errors import EXIT_USAGE, ConfigError
 from soak.core.records import Device
 
@@ -87,7 +89,7 @@ def test_flags_beat_environment_beats_file_beats_profile_beats_default(tmp_path:
 def test_every_option_can_come_from_every_layer(option: str, tmp_path: Path) -> None:
     written = {
         "duration": "1h",
-        "kernel": "torch.flash_attention_cpu",
+        "kernel": "soak.triton",
         "head_dim": "64",
         "heads": "2",
         "tokens": "8192",
@@ -175,7 +177,11 @@ def test_other_commands_find_the_same_database(tmp_path: Path) -> None:
     [
         ({"duration": "48"}, "--duration: '48' is not a duration; write it like 48h, 90m, 30s or 1h30m."),
         ({"seq_len": "4096:512"}, "--seq-len: '4096:512' has its lowest above its highest; write 512:4096."),
-        ({"kernel": "cublas"}, "--kernel: 'cublas' is unknown; legal: auto, torch.flash_attention_cpu."),
+        ({"kernel": "cublas"}, "--kernel: 'cublas' is unknown; legal: auto, soak.triton, torch"),
+        (
+            {"device": "cpu", "kernel": "soak.triton"},
+            "The kernel soak.triton does not run on cpu; leave --kernel at auto.",
+        ),
         ({"device": "gpu7"}, "--device: 'gpu7' is not a device; legal: all, cpu, cuda:0,1,"),
         ({"profile": "mi60"}, "There is no profile 'mi60'; legal: auto, mi50, generic, cpu, or the path"),
         ({"profile": "/"}, "The profile / cannot be read"),
@@ -246,6 +252,18 @@ def test_a_warm_up_longer_than_the_run_is_warned_about() -> None:
     assert warning.startswith("No sample of --duration 30m lies after --warmup 30m")
     assert configured({"duration": "35m"}).warnings == ()
     assert configured({"duration": "30m"}, device=CPU).warnings == ()  # not required there
+
+
+def test_the_kernels_are_those_of_the_load() -> None:
+    """Read from the text, since importing the load would import torch."""
+    load = Path(soak.__file__).parent / "load"
+    for file, constant, name in (
+        ("engine_cpu.py", "KERNEL", "torch.flash_attention_cpu"),
+        ("kernel_gpu.py", "NAME", "soak.triton"),
+    ):
+        assert f'{constant} = "{name}"\n' in (load / file).read_text()
+        assert name in KERNELS
+    assert len(KERNELS) == 2
 
 
 def test_the_last_slot_gets_a_reading_of_its_error_counters() -> None:
