@@ -97,7 +97,7 @@ class CardState:
         gpu, attempt = self.device.gpu, self._start.attempt
         last_open: Slot | None = None
         ledger: EccLedger | None = None
-        in_progress = self.protocol.slot_index(self._start.start_ms + 1)
+        in_progress = self.protocol.slot_in_progress(self._start.start_ms)
         for slot in sorted(_mine(before.slots, gpu, attempt), key=lambda s: s.index):
             if slot.ecc is not None:
                 ledger = EccLedger(dict(slot.ecc_raw), doubt=slot.ecc_doubt, before=dict(slot.ecc))

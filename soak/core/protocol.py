@@ -96,6 +96,10 @@ class Protocol:
         """The slot that a poll done at `at_ms` belongs to: slot k covers (k * sample, (k + 1) * sample]."""
         return max(min(at_ms, self.duration_ms) - 1, 0) // self.sample_ms
 
+    def slot_in_progress(self, at_ms: int) -> int:
+        """The slot that the time right after `at_ms` belongs to; after the end, one that does not exist."""
+        return at_ms // self.sample_ms if at_ms < self.duration_ms else self.n_slots
+
     def slot_start_ms(self, index: int) -> int:
         return index * self.sample_ms
 

@@ -68,7 +68,7 @@ class SlotFold:
         self._ecc_gap = ledger is not None or start_ms > 0  # nobody read the counters between two stretches
         self._last_ecc_ms = start_ms if device.ecc.status is ReadingStatus.OK else None
         self._last_poll_ms = start_ms
-        self._next_close = protocol.slot_index(start_ms + 1)
+        self._next_close = protocol.slot_in_progress(start_ms)
         self._open: dict[int, _OpenSlot] = {}
         if resume is not None and not resume.closed:
             self._open[resume.index] = _OpenSlot.taken_up(resume)

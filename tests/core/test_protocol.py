@@ -91,6 +91,13 @@ def test_a_poll_on_the_border_belongs_to_the_slot_that_ends_there(at_ms: int, sl
     assert MI50.slot_index(at_ms) == slot
 
 
+@pytest.mark.parametrize(
+    ("at_ms", "slot"), [(0, 0), (299_999, 0), (300_000, 1), (48 * HOUR_MS - 1, 575), (48 * HOUR_MS, 576)]
+)
+def test_what_comes_next_belongs_to_the_slot_in_progress(at_ms: int, slot: int) -> None:
+    assert MI50.slot_in_progress(at_ms) == slot
+
+
 def test_a_run_shorter_than_everything_has_one_of_each() -> None:
     protocol = replace(MI50, duration_ms=500)
     assert (protocol.n_slots, protocol.n_checks(500), protocol.n_rotations(500)) == (1, 1, 1)
