@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, str] = {
     "report": "soak.cli.report:report",
     "runs": "soak.cli.report:runs",
     "simulate": "soak.cli.simulate:simulate",
+    "doctor": "soak.cli.doctor:doctor",
     "db": "soak.cli.db:db",
 }
 

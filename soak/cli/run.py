@@ -15,7 +15,8 @@ import click
 
 from soak.cli.options import given, options
 from soak.cli.report import EXIT_CODES, rendered
-from soak.cli.start import Settled, backends_for, exit_judgement, find_devices, settle
+from soak.cli.start import Home, Settled, backends_for, exit_judgement, find_devices, settle
+from soak.cli.trial import Trial, trial_of
 from soak.cli.view import set_up_logging, watching
 from soak.clock import SystemClock
 from soak.config import OPTIONS, Request, format_duration, parse, resolve
@@ -30,7 +31,7 @@ from soak.run import Plan, Run
 from soak.schedule import Inbox, drive, handle_signals
 from soak.store.db import Database
 from soak.store.folder import prepare_folder
-from soak.store.host import host_id, this_process
+from soak.store.host import boot_id, host_id, this_process
 from soak.store.lease import Lease
 from soak.store.writer import Writer
 from soak.telemetry.watch import Sampler
@@ -42,27 +43,38 @@ log = logging.getLogger("soak")
 @click.command()
 @options(OPTIONS)
 @click.option("--show-config", is_flag=True, help="Print each effective value and its source, and exit.")
-def run(show_config: bool, **flags: Any) -> int:
+@click.option(
+    "--inject-bit-flip",
+    metavar="ROTATION:STEP",
+    help="Flip one bit of an output there, to prove that it is found; the run is labelled so.",
+)
+@click.option(
+    "--sysfs-root",
+    metavar="DIR",
+    help="Read sensors of a recorded machine; the CPU stands in for its cards, the run is marked SIMULATED.",
+)
+def run(show_config: bool, inject_bit_flip: str | None, sysfs_root: str | None, **flags: Any) -> int:
     """Soak the cards and judge them; ends with the certificate, the exit code is the verdict's."""
     request = parse(given(flags), os.environ)
+    trial = trial_of(inject_bit_flip, sysfs_root)
     if show_config:
-        return _show_config(request)
+        return _show_config(request, trial)
     clock, inbox = SystemClock(), Inbox()
     undo_signals = handle_signals(inbox)
     try:
         with ExitStack() as stack:
-            return _run(request, clock, inbox, stack)
+            return _run(request, trial, clock, inbox, stack)
     finally:
         undo_signals()
 
 
-def _show_config(request: Request) -> int:
+def _show_config(request: Request, trial: Trial) -> int:
     """The configuration on the cards of this machine, or, without any, on a card of no known kind."""
     devices: tuple[Device, ...] = ()
-    sampler = Sampler(backends_for(request), clock=SystemClock())
+    sampler = Sampler(backends_for(request), trial.root, clock=SystemClock())
     sampler.start()
     try:
-        devices = find_devices(request, sampler)
+        devices = find_devices(request, sampler, trial.root)
     except CannotRun as error:
         click.echo(f"soak: {error} What follows is for a card of no known kind.", err=True)
     finally:
@@ -75,7 +87,7 @@ def _show_config(request: Request) -> int:
     return EXIT_PASS
 
 
-def _run(request: Request, clock: SystemClock, inbox: Inbox, stack: ExitStack) -> int:
+def _run(request: Request, trial: Trial, clock: SystemClock, inbox: Inbox, stack: ExitStack) -> int:
     settings = request.settings
     set_up_logging(settings_of(request, "log_level"), settings_of(request, "log_format"))
     folder = prepare_folder(settings["data_dir"].value)
@@ -85,11 +97,11 @@ def _run(request: Request, clock: SystemClock, inbox: Inbox, stack: ExitStack) -
     surface = Surface(settings_of(request, "listen"), Exporter().render)
     surface.start()
     stack.callback(surface.stop, 500)
-    sampler = Sampler(backends_for(request), clock=clock)
+    sampler = Sampler(backends_for(request), trial.root, clock=clock)
     stack.callback(sampler.stop, 700)
     sampler.start()
-    devices = find_devices(request, sampler)
-    settled = settle(request, devices, database, host, clock)
+    devices = find_devices(request, sampler, trial.root)
+    settled = settle(request, trial, devices, Home(database, host, boot_id()), clock)
     _announce(settled, database)
     if settled.plan is None:
         assert settled.finished is not None
@@ -99,7 +111,7 @@ def _run(request: Request, clock: SystemClock, inbox: Inbox, stack: ExitStack) -
     stack.callback(lease.release)
     _require_unchanged(settled, database)
     log.info("metrics and pages on %s", surface.url)
-    return _soak(settled, settled.plan, _Parts(database, sampler, lease, surface, clock, inbox))
+    return _soak(settled, settled.plan, trial, _Parts(database, sampler, lease, surface, clock, inbox))
 
 
 def _require_unchanged(settled: Settled, database: Database) -> None:
@@ -136,12 +148,19 @@ class _Parts:
     inbox: Inbox
 
 
-def _soak(settled: Settled, plan: Plan, parts: _Parts) -> int:
+def _soak(settled: Settled, plan: Plan, trial: Trial, parts: _Parts) -> int:
     protocol, run_id, clock = plan.protocol, plan.info.run_id, parts.clock
     _close_what_was_left(settled, parts.database, clock)
     writer = Writer(parts.database, run_id, clock, lease=parts.lease)
     parts.sampler.watch([d.gpu for d in settled.devices], protocol.poll_ms, protocol.ecc_every_ms)
-    pool = Pool(settled.devices, protocol, clock, rotation=protocol.rotation_index(plan.start_ms))
+    pool = Pool(
+        settled.devices,
+        protocol,
+        clock,
+        rotation=protocol.rotation_index(plan.start_ms),
+        inject_bit_flip=trial.bit_flip,
+        stand_in=trial.is_recorded,
+    )
     the_run = Run(plan, clock, parts.sampler, pool, writer)
     log.info("run %s, attempt %d, seed %d", run_id, plan.attempt, plan.info.seed)
 

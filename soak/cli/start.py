@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from soak import __version__
+from soak.cli.trial import Trial
 from soak.clock import SystemClock
 from soak.config import Config, Request, protocol_from_config, resolve, select
 from soak.core.errors import CannotRun, ConfigError
@@ -19,7 +20,6 @@ from soak.core.resume import Decision, OnInterrupt, What, decide
 from soak.core.verdict import Judgement, judge
 from soak.run import Plan
 from soak.store.db import Database
-from soak.store.host import boot_id
 from soak.telemetry.pci import gpus_on_bus
 from soak.telemetry.watch import Sampler
 
@@ -67,15 +67,25 @@ def _require_whole_bus(found: Sequence[Device], names: str, root: Path) -> None:
         silent = [gpu for gpu in gpus_on_bus(root, vendor) if gpu not in offered]
         if silent:
             raise CannotRun(
-                f"The PCI bus has {vendor} GPUs that are not offered ({', '.join(silent)}; offered: {names}); "
+                f"The PCI bus has {vendor} GPUs that are not offered ({', '.join(silent)}; offered {names}); "
                 f"bring them back, or say how many are meant with --expect-gpus {len(found)}."
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where runs are kept, and which machine this is, in which boot."""
+
+    database: Database
+    host: str
+    boot: str
+
+
 def settle(
-    request: Request, devices: tuple[Device, ...], database: Database, host: str, clock: SystemClock
+    request: Request, trial: Trial, devices: tuple[Device, ...], home: Home, clock: SystemClock
 ) -> Settled:
     """Resolves the configuration for these cards and decides what this start does."""
+    database, host = home.database, home.host
     config = resolve(request, devices, drawn_seed=secrets.randbelow(1 << 31))
     found = _earlier_run(config, devices, database, host)
     judged = None if found is None else judge(found, protocol_from_config(found.info.config))
@@ -84,7 +94,7 @@ def settle(
         None if judged is None else judged.verdict,
         on_interrupt=OnInterrupt(config.on_interrupt),
         by_id=config.run_id is not None,
-        boot_id=boot_id(),
+        boot_id=home.boot,
         boot_ms=clock.boot_ms(),
         utc_ms=clock.utc_ms(),
     )
@@ -96,12 +106,12 @@ def settle(
         config = config.with_seed(before.info.seed, f"run {before.info.run_id}")
         info = replace(before.info, devices=devices, config=before.info.config)
     else:
-        before, info = None, _new_run(config, devices, host, clock)
+        before, info = None, _new_run(config, trial, devices, host, clock)
     _require_reach(config, devices)
     plan = Plan(
         info,
         config.protocol(),
-        boot_id(),
+        home.boot,
         attempt=decision.attempt,
         before=before,
         continues=decision.what is What.CONTINUE,
@@ -164,7 +174,9 @@ def _require_reach(config: Config, devices: Sequence[Device]) -> None:
         )
 
 
-def _new_run(config: Config, devices: tuple[Device, ...], host: str, clock: SystemClock) -> RunInfo:
+def _new_run(
+    config: Config, trial: Trial, devices: tuple[Device, ...], host: str, clock: SystemClock
+) -> RunInfo:
     utc_ms = clock.utc_ms()
     stamp = datetime.fromtimestamp(utc_ms / 1000, UTC).strftime("%Y%m%d-%H%M%S")
     return RunInfo(
@@ -175,11 +187,11 @@ def _new_run(config: Config, devices: tuple[Device, ...], host: str, clock: Syst
         profile_reason=config.profile_reason,
         seed=config.seed,
         kernel=config.kernel,
-        simulated=False,
+        simulated=trial.is_recorded,
         devices=devices,
         config=config.effective(),
         waived=tuple(config.waive),
-        labels=dict(config.label),
+        labels={**config.label, **trial.labels},
         versions={"soak": __version__, "python": platform.python_version()},
     )
 

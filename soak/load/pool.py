@@ -59,6 +59,7 @@ class Pool:
 
     `command` is what a worker is started with, `patience` its limits, `inject_bit_flip` ("ROTATION:STEP") a
     test's damage on every card, `root` where /proc and /sys are. `rotation`: the one to begin with.
+    `stand_in`: the cards are recorded ones, the CPU works in their place, one sequence a launch.
     """
 
     def __init__(
@@ -71,12 +72,14 @@ class Pool:
         patience: Patience | None = None,
         command: Sequence[str] = WORKER,
         inject_bit_flip: str | None = None,
+        stand_in: bool = False,
         environment: Mapping[str, str] | None = None,
         spawn: Spawn = spawn,
         root: Path = Path("/"),
     ) -> None:
         self._cards = {device.gpu: _Card(device) for device in cards}
         self._protocol, self._clock = protocol, clock
+        self._stand_in = stand_in
         self._rotation = rotation
         self._patience = patience or Patience()
         damage = ("--inject-bit-flip", inject_bit_flip) if inject_bit_flip else ()
@@ -151,8 +154,10 @@ class Pool:
         card.child = Child(self._spawn(self._command, environment))
         card.watch = Watch(self._patience, now_ms)
         card.ready, card.ending_ms, card.killed_ms = False, None, None
-        engine = "cpu" if card.device.vendor == "cpu" else "gpu"
-        card.child.order(wire.Start(card.device.gpu, engine, self._protocol, self._rotation))
+        engine, protocol = "cpu" if card.device.vendor == "cpu" else "gpu", self._protocol
+        if self._stand_in:
+            engine, protocol = "cpu", replace(protocol, dtype="float32", tokens=0, kernel="auto")
+        card.child.order(wire.Start(card.device.gpu, engine, protocol, self._rotation))
 
     def _attend(self, card: _Card, child: Child, now_ms: int) -> list[LoadEvent]:
         status = child.ended()

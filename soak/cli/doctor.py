@@ -1,0 +1,121 @@
+"""`soak doctor`: the checklist before a run, of the run that the same options would start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from soak.cli.options import given, options
+from soak.cli.run import settings_of
+from soak.cli.start import backends_for, find_devices
+from soak.clock import SystemClock
+from soak.config import OPTIONS, Request, parse, resolve
+from soak.core.errors import CannotRun
+from soak.core.records import Device
+from soak.doctor.checks import judged
+from soak.doctor.examine import POLL_MS, examine
+from soak.doctor.facts import Facts, Intent
+from soak.doctor.line import Level, Line, exit_code
+from soak.doctor.look import Quest, Subject
+from soak.telemetry.watch import Sampler
+
+_COLOURS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red", Level.SKIP: "blue"}
+_ECC_EVERY_MS = 10_000
+JSON_VERSION = 1
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@options(OPTIONS)
+def doctor(as_json: bool, **flags: Any) -> int:
+    """Look at all that a run depends on, and say what to do. Takes the options of `soak run`.
+
+    Exit codes: 0 all is well, 3 warnings, 1 a run would not start or could not work.
+    """
+    request = parse(given(flags), os.environ)
+    began_ms = SystemClock().boot_ms()
+    facts = _facts(request)
+    lines = judged(facts)
+    took_s = (SystemClock().boot_ms() - began_ms) / 1000
+    click.echo(as_document(lines) if as_json else as_checklist(lines, took_s))
+    return exit_code(lines)
+
+
+def _facts(request: Request) -> Facts:
+    sampler = Sampler(backends_for(request), clock=SystemClock())
+    sampler.start()
+    try:
+        intent = _intent(request, sampler)
+        if intent.devices:
+            sampler.watch([d.gpu for d in intent.devices], POLL_MS, _ECC_EVERY_MS)
+        return examine(intent, _quest(request, intent.devices), sampler, say=_say)
+    finally:
+        sampler.stop(1_000)
+        _say("")
+
+
+def _intent(request: Request, sampler: Sampler) -> Intent:
+    """The run that would be started."""
+    try:
+        devices = find_devices(request, sampler)
+    except CannotRun as error:
+        return Intent(refusal=str(error))
+    config = resolve(request, devices, drawn_seed=0)
+    return Intent(
+        devices,
+        protocol=config.protocol(),
+        profile=config.profile,
+        waived=tuple(config.waive),
+        accept_inconclusive=config.accept_inconclusive,
+        expected=config.expect_gpus,
+    )
+
+
+def _quest(request: Request, devices: Sequence[Device]) -> Quest:
+    settings = request.settings
+    return Quest(
+        root="/",
+        data_dir=str(settings["data_dir"].value),
+        database=settings["database"].value,
+        listen=settings_of(request, "listen"),
+        compiles=request.device != ("cpu",),
+        cards=tuple(Subject(d.gpu, d.vendor) for d in devices),
+    )
+
+
+def as_checklist(lines: Sequence[Line], took_s: float) -> str:
+    """For people: a line a check, and what to do below it."""
+    name_width = max(len(line.check) for line in lines)
+    gpu_width = max(len(line.gpu or "") for line in lines)
+    shown = []
+    for line in lines:
+        level = click.style(f"{line.level:<4}", fg=_COLOURS[line.level], bold=line.level is Level.FAIL)
+        where = f"{line.gpu or '':<{gpu_width}}  " if gpu_width else ""
+        shown.append(f"{level}  {line.check:<{name_width}}  {where}{line.says}")
+        if line.remedy:
+            shown.append(f"{'':<{name_width + 8}}{line.remedy}")
+    counts = {level: sum(line.level is level for line in lines) for level in Level}
+    told = ", ".join(f"{n} {level}" for level, n in counts.items() if n)
+    return "\n".join([*shown, "", f"{told}; {took_s:.0f} s"])
+
+
+def as_document(lines: Sequence[Line]) -> str:
+    """For programs."""
+    document = {
+        "version": JSON_VERSION,
+        "exit_code": exit_code(lines),
+        "lines": [msgspec.to_builtins(line) for line in lines],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
+
+
+def _say(words: str) -> None:
+    """What is being waited for, on a terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{words}")
+        sys.stderr.flush()

@@ -1,0 +1,38 @@
+"""What makes a run a trial of soak itself, not a soak of a card: told everywhere its result is shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from soak.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """`root`: the folder that stands for `/` where sensors are read. `bit_flip`: ROTATION:STEP, or None."""
+
+    root: Path = Path("/")
+    bit_flip: str | None = None
+
+    @property
+    def is_recorded(self) -> bool:
+        """The cards are those of a recorded machine."""
+        return self.root != Path("/")
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """What the run's labels say of it."""
+        flipped = {"injected_bit_flip": self.bit_flip} if self.bit_flip else {}
+        return flipped | ({"stand_in_load": "cpu"} if self.is_recorded else {})
+
+
+def trial_of(bit_flip: str | None, root: str | None) -> Trial:
+    """Checks both options; ConfigError for what cannot be meant."""
+    if bit_flip is not None and not re.fullmatch(r"\d{1,9}:\d{1,9}", bit_flip):
+        raise ConfigError(f"--inject-bit-flip: {bit_flip!r} is not ROTATION:STEP; write it like 1:30.")
+    if root is not None and not Path(root, "sys").is_dir():
+        raise ConfigError(f"--sysfs-root: {root!r} holds no recorded machine (no folder `sys` in it).")
+    return Trial(Path("/") if root is None else Path(root).absolute(), bit_flip)
