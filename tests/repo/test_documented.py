@@ -48,7 +48,7 @@ def test_the_readme_names_no_command_that_is_not_there() -> None:
 
 def test_soak_run_takes_every_option_of_the_configuration() -> None:
     flags = {flag for parameter in COMMANDS["soak run"].params for flag in parameter.opts}
-    assert flags - {"--show-config"} == {option.flag for option in OPTIONS.values()}
+    assert flags >= {option.flag for option in OPTIONS.values()}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
