@@ -1,4 +1,4 @@
-"""Deaths, processes, cgroups, environments and calibration: the small parts that decide who did it."""
+"""Deaths, processes, cgroups and environments: the small parts that decide who did it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 
 from soak.core.records import Device
 from soak.load import wire
-from soak.load.calibration import Calibration, lengths_between
 from soak.load.cgroup import allowed_cores, oom_kills
 from soak.load.deaths import explain
 from soak.load.environment import worker_environment
@@ -167,21 +166,3 @@ def test_the_cpu_worker_sees_no_card_and_one_thread_a_lane() -> None:
     assert environment["CUDA_VISIBLE_DEVICES"] == environment["ROCR_VISIBLE_DEVICES"] == ""
     assert environment["OMP_NUM_THREADS"] == "1"
     assert environment["PATH"] == "/bin"
-
-
-def test_rates_are_interpolated_between_lengths() -> None:
-    calibration = Calibration(
-        {(512, False): 100.0, (1024, False): 200.0, (4096, False): 260.0, (1024, True): 80.0}
-    )
-    assert calibration.rate(512, False) == 100.0
-    assert calibration.rate(768, False) == 150.0
-    assert calibration.rate(1024, False) == 200.0
-    assert calibration.rate(100, False) == 100.0
-    assert calibration.rate(9999, False) == 260.0
-    assert calibration.rate(2000, True) == 80.0
-    assert Calibration({(64, True): 5.0}).step_ms(64, False, 50.0) == 10.0
-
-
-def test_lengths_are_spread_and_not_repeated() -> None:
-    assert lengths_between(512, 4096, 5) == [512, 1408, 2304, 3200, 4096]
-    assert lengths_between(64, 64, 5) == [64]

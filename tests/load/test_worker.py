@@ -99,14 +99,15 @@ def test_a_whole_life(worker: Callable[..., Worker], protocol: Protocol) -> None
 
 
 def test_two_processes_give_the_same_bits(worker: Callable[..., Worker]) -> None:
-    def golden(one: Worker) -> str:
-        one.ready()
-        found: str = one.hear(lambda event: getattr(event, "golden", "")).golden
-        one.process.kill()
+    def golden(one: Worker, rotation: int) -> str:
+        named = one.hear(lambda e: getattr(e, "golden", "") and e.rotation == rotation)
+        found: str = named.golden
         return found
 
-    assert golden(worker()) == golden(worker())
-    assert golden(worker(rotation=1)) != golden(worker())
+    one, other = worker(), worker(rotation=1)
+    first = golden(one, 0)
+    one.order(wire.Rotate(1))
+    assert golden(one, 1) == golden(other, 1) != first
 
 
 def test_an_injected_flip_is_found_where_it_is(worker: Callable[..., Worker], protocol: Protocol) -> None:
