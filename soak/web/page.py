@@ -14,6 +14,7 @@ from soak.web.style import STYLE
 
 REFRESH_S = 5
 DASH = "–"
+NBSP = "\u00a0"  # a figure and its unit stay together
 
 
 def page(snapshot: Snapshot | None, trouble: str) -> str:
@@ -94,7 +95,7 @@ def _card(card: CardSnapshot) -> list[str]:
         _with(_value(card, Quantity.UTILISATION_PCT), "%"),
         _with(_value(card, sensor) if sensor else None, "°C"),
         _with(_value(card, Quantity.POWER_W), "W"),
-        DASH if free is None or total is None else f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB",
+        DASH if free is None or total is None else f"{free / 2**30:.1f} of {total / 2**30:.1f}{NBSP}GiB",
         f"{card.n_steps:,}",
         DASH if card.ecc is None else f"{sum(card.ecc.values()):,}",
         compared if card.n_mismatches else f"{card.n_compared:,}",
@@ -107,7 +108,7 @@ def _value(card: CardSnapshot, quantity: Quantity) -> float | None:
 
 
 def _with(value: float | None, unit: str) -> str:
-    return DASH if value is None else f"{value:.0f} {unit}"
+    return DASH if value is None else f"{value:.0f}{NBSP}{unit}"
 
 
 def _criteria(snapshot: Snapshot) -> Iterator[str]:
