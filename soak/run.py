@@ -16,15 +16,7 @@ from soak.core.muster import Muster
 from soak.core.ports import Checked, Clock, Happening, Load, LoadEvent, Progress, Store, Telemetry
 from soak.core.protocol import Protocol
 from soak.core.quorum import Quorum
-from soak.core.records import (
-    Attempt,
-    Device,
-    Poll,
-    RunInfo,
-    RunRecord,
-    Stretch,
-    Verdict,
-)
+from soak.core.records import Attempt, Device, Poll, RunInfo, RunRecord, Stretch, Verdict
 from soak.core.snapshot import CardSnapshot, Snapshot
 from soak.core.verdict import CardJudgement, Judgement, earlier_attempts, judgement
 
@@ -229,9 +221,10 @@ class Run:
 
     def _do_duties(self, elapsed_ms: int) -> None:
         protocol = self._protocol
-        if self._is_due("rotate", self._done["rotate"] * protocol.rotate_ms, elapsed_ms):
-            self._done["rotate"] = protocol.rotation_index(elapsed_ms) + 1
-            self._load.rotate(protocol.shape(self._done["rotate"] - 1))
+        n, due_ms = protocol.n_rotations(elapsed_ms), self._done["rotate"] * protocol.rotate_ms
+        if n > self._done["rotate"] and self._is_due("rotate", due_ms, elapsed_ms):
+            self._done["rotate"] = n
+            self._load.rotate(protocol.shape(n - 1))
         if self._is_due("check", self._done["check"] * protocol.check_ms, elapsed_ms):
             self._done["check"] = protocol.n_checks(elapsed_ms)
             self._order_check(self._done["check"] - 1)
@@ -309,9 +302,8 @@ class Run:
         within_ms = STOP_WITHIN_MS if end == "interrupted" else END_WITHIN_MS
         if self._attempt is None:  # before t0: nothing was begun, nothing is written
             self._stop_children(within_ms)
-            return judgement(
-                [CardJudgement(d, Verdict.INCONCLUSIVE, ()) for d in self.info.devices], complete=True
-            )
+            cards = [CardJudgement(device, Verdict.INCONCLUSIVE, ()) for device in self.info.devices]
+            return judgement(cards, complete=True)
         if end == "interrupted":
             self.note(Happening("interrupted", self._clock.boot_ms(), None, reason))
         elapsed_ms = self.elapsed_ms()

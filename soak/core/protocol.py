@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from soak.core.records import Stretch
 
+SHORTEST_ROTATION_MS = 60_000  # of a last one, where the interval does not divide the length
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -78,11 +80,18 @@ class Protocol:
 
     def rotation_index(self, at_ms: int) -> int:
         """The rotation in progress at `at_ms`; at the end of the run, the last one."""
-        return min(at_ms, self.duration_ms - 1) // self.rotate_ms
+        return min(at_ms // self.rotate_ms, self._n_rotations - 1)
 
     def n_rotations(self, elapsed_ms: int) -> int:
         """Rotations begun by `elapsed_ms`."""
-        return _begun(elapsed_ms, self.rotate_ms, self.duration_ms)
+        return min(_begun(elapsed_ms, self.rotate_ms, self.duration_ms), self._n_rotations)
+
+    @property
+    def _n_rotations(self) -> int:
+        """A rest at the end in which hardly a comparison could be made belongs to the rotation before it."""
+        whole, rest_ms = divmod(self.duration_ms, self.rotate_ms)
+        own = rest_ms >= min(self.rotate_ms // 2, SHORTEST_ROTATION_MS)
+        return max(whole + (rest_ms > 0 and own), 1)
 
     def n_checks(self, elapsed_ms: int) -> int:
         """Gradient checks due by `elapsed_ms`: k * interval in [0, duration)."""

@@ -36,6 +36,27 @@ def test_shapes_cover_the_range_and_both_masks() -> None:
     assert all(0 <= s.seed < 1 << 63 for s in drawn)
 
 
+@pytest.mark.parametrize(
+    ("duration_ms", "rotate_ms", "n"),
+    [
+        (600_000, 100_000, 6),
+        (602_000, 100_000, 6),  # 2 s hold no comparison to speak of
+        (649_999, 100_000, 6),
+        (650_000, 100_000, 7),
+        (48 * HOUR_MS, 660_000, 262),  # 9 of 11 min
+        (48 * HOUR_MS + 59_999, 600_000, 288),
+        (48 * HOUR_MS + 60_000, 600_000, 289),
+        (30_000, 100_000, 1),
+        (1, 1, 1),
+    ],
+)
+def test_a_rest_too_short_to_be_compared_is_no_rotation(duration_ms: int, rotate_ms: int, n: int) -> None:
+    protocol = replace(MI50, duration_ms=duration_ms, rotate_ms=rotate_ms)
+    assert protocol.n_rotations(duration_ms) == n
+    assert protocol.rotation_index(duration_ms) == protocol.rotation_index(duration_ms - 1) == n - 1
+    assert protocol.rotation_index((n - 1) * rotate_ms) == n - 1
+
+
 def test_a_range_of_one_is_that_length() -> None:
     assert replace(MI50, seq_len_min=777, seq_len_max=777).shape(5).seq_len == 777
 
@@ -80,7 +101,7 @@ def test_an_interval_that_does_not_divide_the_length() -> None:
     assert [protocol.n_polls(i) for i in range(3)] == [25, 25, 11]
     assert protocol.n_checks(61_000) == 4  # at 0, 20, 40 and 60 s
     assert protocol.n_checks_settled(61_000) == 3  # the one at 60 s has 20 s of its own
-    assert protocol.rotation_index(61_000) == 3
+    assert protocol.rotation_index(61_000) == 2  # a last second is no rotation of its own
     assert [protocol.n_slots_closed(ms) for ms in (24_999, 25_000, 60_999, 61_000)] == [0, 1, 2, 3]
 
 

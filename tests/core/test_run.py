@@ -219,6 +219,16 @@ def test_cadences_that_do_not_divide_the_length(make: Any) -> None:
     assert [row.end_ms for row in scene.stored().slots if row.gpu == "gpu0"][-1] == 130_000
 
 
+def test_a_rest_of_two_seconds_is_part_of_the_last_rotation(make: Any) -> None:
+    scene = Scene(make, protocol=make.protocol(duration_ms=602_000)).begin().go(700)
+    judged = scene.finish()
+    assert judged.words == "PASS"
+    assert [order for order in scene.done_orders if order[0] == "rotate"] == [
+        ("rotate", index) for index in range(6)
+    ]
+    assert scene.incidents() == []
+
+
 def test_before_t0_nothing_is_written(scene: Scene) -> None:
     assert scene.run.wait_for_cards() == ["the first step of gpu0"]
     assert scene.run.snapshot().state == "starting"

@@ -38,12 +38,9 @@ class Integrity:
 
     def conclude(self, standing: Standing) -> Conclusion:
         protocol = self._card.protocol
-        complete = standing.is_complete(protocol)
-        over = (
-            protocol.n_rotations(protocol.duration_ms)
-            if complete
-            else max(standing.elapsed_ms, 0) // protocol.rotate_ms
-        )
+        over = protocol.n_rotations(protocol.duration_ms)
+        if not standing.is_complete(protocol):
+            over = min(over, standing.elapsed_ms // protocol.rotate_ms)
         compared = (self._compared & ((1 << over) - 1)).bit_count()
         if self._n_unproved and not self._mismatches:
             state = State.FAIL
