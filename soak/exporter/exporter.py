@@ -7,7 +7,7 @@ import math
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -16,13 +16,14 @@ from prometheus_client.core import (
     StateSetMetricFamily,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
 from prometheus_client.registry import Collector
 
 from soak import __version__
 from soak.core.snapshot import Snapshot
 from soak.exporter.families import FAMILIES, Family, Kind
 from soak.exporter.moment import FRESH_MS, Moment
+from soak.exporter.text import text
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ class Exporter(Collector):
         self._pages: dict[
             tuple[bool, bool], bytes
         ] = {}  # by (OpenMetrics, renewed), of the moment's snapshot
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -78,9 +79,8 @@ class Exporter(Collector):
         self._moment = None if snapshot is None else Moment(snapshot, age_ms)
         key = prefers_openmetrics(accept), age_ms <= FRESH_MS
         if key not in self._pages:
-            render = openmetrics.generate_latest if key[0] else generate_latest
-            self._pages[key] = render(self._registry)
-        return (openmetrics.CONTENT_TYPE_LATEST if key[0] else CONTENT_TYPE_PLAIN_0_0_4), self._pages[key]
+            self._pages[key] = text(self.registry.collect(), is_openmetrics=key[0])
+        return (CONTENT_TYPE_OPENMETRICS if key[0] else CONTENT_TYPE_PLAIN_0_0_4), self._pages[key]
 
 
 def _made(family: Family, moment: Moment) -> Metric:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_client import Metric
+from prometheus_client import Metric, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -141,6 +142,14 @@ def test_openmetrics_says_the_same(snapshot: Snapshot) -> None:
     assert kinds["soak_run_verdict"] == "stateset"
     assert kinds["soak_build"] == "info"
     assert kinds.get("soak_load_iterations", "counter") == "counter"
+
+
+def test_both_formats_are_what_the_library_writes(snapshot: Snapshot) -> None:
+    exporter = Exporter()
+    device = replace(snapshot.cards[0].device, model='a "b"\\\nc \u2014 \\n ✓')
+    evil = card(snapshot, device=device)
+    assert exporter.render(evil, 0, "")[1] == generate_latest(exporter.registry)
+    assert exporter.render(evil, 0, OPENMETRICS)[1] == generate_openmetrics(exporter.registry)
 
 
 def test_a_healthy_run_in_numbers() -> None:
