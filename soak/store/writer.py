@@ -124,6 +124,8 @@ class Writer:
     def take(self) -> Sequence[Happening]:
         """What happened to the store since the last call."""
         with self._changed:
+            if self._thread is not None and not self._stopped and not self._thread.is_alive():
+                self._outages.failed("the writer's thread ended by an error of its own", len(self._backlog))
             return self._outages.take()
 
     def close_attempt(self, attempt: Attempt, deadline_ms: int) -> Attempt | None:

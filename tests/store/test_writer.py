@@ -301,6 +301,24 @@ def test_a_file_that_was_removed_is_not_written_on_in_secret(
     assert writer.close_attempt(make.attempt(end="completed"), 0) is None
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_died_of_a_bug_is_told(
+    database: Database, make: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(database, make.RUN_ID, SystemClock(), pace=QUICK)
+
+    def bug(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(writer, "_commit", bug)
+    writer.write(make.info())
+    told: list[Any] = []
+    wait_for(lambda: told.extend(writer.take()) or bool(told))
+    assert [h.kind for h in told] == ["store_error"]
+    assert not writer.flush(5_000)
+    assert writer.close_attempt(make.attempt(), 5_000) is None
+
+
 def test_many_threads_may_write_while_rows_are_stored(database: Database, make: SimpleNamespace) -> None:
     writer = Writer(database, make.RUN_ID, SystemClock(), pace=replace(QUICK, batch_rows=7))
     writer.write(make.info(), make.attempt())
