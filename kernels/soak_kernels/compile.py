@@ -95,6 +95,13 @@ def compile_all(
     return [_compile(job, arch, target) for job in _jobs(arch, tuple(dtypes), seq_len)]
 
 
+def compile_first(arch: str, *, dtype: str = "float16") -> CompiledKernel:
+    """Compile one forward kernel for `arch`: the quick answer to whether this Triton can. Raises what
+    Triton raises, and ValueError as `compile_all`."""
+    target = _target(arch)
+    return _compile(next(iter(_jobs(arch, (dtype,), seq_len=1024))), arch, target)
+
+
 def _target(arch: str) -> GPUTarget:
     if triton.knobs.runtime.interpret:
         raise ValueError("TRITON_INTERPRET is 1; legal: unset, since the interpreter has no compiler")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +16,7 @@ import msgspec
 from soak.cli.options import given, options
 from soak.cli.run import settings_of
 from soak.cli.start import backends_for, find_devices
+from soak.cli.trial import trial_of
 from soak.clock import SystemClock
 from soak.config import OPTIONS, Request, parse, resolve
 from soak.core.errors import CannotRun
@@ -31,38 +35,45 @@ JSON_VERSION = 1
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option(
+    "--sysfs-root", metavar="DIR", help="Look at the cards of a recorded machine; they cannot be loaded."
+)
 @options(OPTIONS)
-def doctor(as_json: bool, **flags: Any) -> int:
+def doctor(as_json: bool, sysfs_root: str | None, **flags: Any) -> int:
     """Look at all that a run depends on, and say what to do. Takes the options of `soak run`.
 
     Exit codes: 0 all is well, 3 warnings, 1 a run would not start or could not work.
     """
     request = parse(given(flags), os.environ)
     began_ms = SystemClock().boot_ms()
-    facts = _facts(request)
+    facts = _facts(request, trial_of(None, sysfs_root).root)
     lines = judged(facts)
     took_s = (SystemClock().boot_ms() - began_ms) / 1000
-    click.echo(as_document(lines) if as_json else as_checklist(lines, took_s))
+    click.echo(
+        as_document(lines)
+        if as_json
+        else as_checklist(lines, took_s, shutil.get_terminal_size((110, 25)).columns)
+    )
     return exit_code(lines)
 
 
-def _facts(request: Request) -> Facts:
-    sampler = Sampler(backends_for(request), clock=SystemClock())
+def _facts(request: Request, root: Path) -> Facts:
+    sampler = Sampler(backends_for(request), root, clock=SystemClock())
     sampler.start()
     try:
-        intent = _intent(request, sampler)
+        intent = _intent(request, sampler, root)
         if intent.devices:
             sampler.watch([d.gpu for d in intent.devices], POLL_MS, _ECC_EVERY_MS)
-        return examine(intent, _quest(request, intent.devices), sampler, say=_say)
+        return examine(intent, _quest(request, intent.devices, root), sampler, say=_say)
     finally:
         sampler.stop(1_000)
         _say("")
 
 
-def _intent(request: Request, sampler: Sampler) -> Intent:
+def _intent(request: Request, sampler: Sampler, root: Path) -> Intent:
     """The run that would be started."""
     try:
-        devices = find_devices(request, sampler)
+        devices = find_devices(request, sampler, root)
     except CannotRun as error:
         return Intent(refusal=str(error))
     config = resolve(request, devices, drawn_seed=0)
@@ -72,14 +83,13 @@ def _intent(request: Request, sampler: Sampler) -> Intent:
         profile=config.profile,
         waived=tuple(config.waive),
         accept_inconclusive=config.accept_inconclusive,
-        expected=config.expect_gpus,
     )
 
 
-def _quest(request: Request, devices: Sequence[Device]) -> Quest:
+def _quest(request: Request, devices: Sequence[Device], root: Path) -> Quest:
     settings = request.settings
     return Quest(
-        root="/",
+        root=str(root),
         data_dir=str(settings["data_dir"].value),
         database=settings["database"].value,
         listen=settings_of(request, "listen"),
@@ -88,7 +98,7 @@ def _quest(request: Request, devices: Sequence[Device]) -> Quest:
     )
 
 
-def as_checklist(lines: Sequence[Line], took_s: float) -> str:
+def as_checklist(lines: Sequence[Line], took_s: float, width: int = 100) -> str:
     """For people: a line a check, and what to do below it."""
     name_width = max(len(line.check) for line in lines)
     gpu_width = max(len(line.gpu or "") for line in lines)
@@ -96,12 +106,17 @@ def as_checklist(lines: Sequence[Line], took_s: float) -> str:
     for line in lines:
         level = click.style(f"{line.level:<4}", fg=_COLOURS[line.level], bold=line.level is Level.FAIL)
         where = f"{line.gpu or '':<{gpu_width}}  " if gpu_width else ""
-        shown.append(f"{level}  {line.check:<{name_width}}  {where}{line.says}")
-        if line.remedy:
-            shown.append(f"{'':<{name_width + 8}}{line.remedy}")
+        head = f"  {line.check:<{name_width}}  {where}"
+        margin = " " * (len(head) + 4)
+        says = [*_wrapped(line.says, width - len(margin)), *_wrapped(line.remedy, width - len(margin))]
+        shown.append(level + head + f"\n{margin}".join(says))
     counts = {level: sum(line.level is level for line in lines) for level in Level}
     told = ", ".join(f"{n} {level}" for level, n in counts.items() if n)
     return "\n".join([*shown, "", f"{told}; {took_s:.0f} s"])
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, 40), break_long_words=False, break_on_hyphens=False)
 
 
 def as_document(lines: Sequence[Line]) -> str:

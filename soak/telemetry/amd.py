@@ -58,13 +58,13 @@ class AmdBackend:
         self._pipe = pipe if pipe is not None else GraphicsPipe.of_this_machine(root)
 
     def find(self) -> Sequence[str]:
-        cards = _cards(self._root)
-        if not cards and not (self._root / "sys/module/amdgpu").is_dir():
+        found = cards(self._root)
+        if not found and not (self._root / "sys/module/amdgpu").is_dir():
             raise Unavailable("the amdgpu driver is not loaded")
-        return tuple(cards)
+        return tuple(found)
 
     def open(self, gpu: str) -> Sensor:
-        folder = _cards(self._root).get(gpu)
+        folder = cards(self._root).get(gpu)
         if folder is None:
             raise CardGone("gone from the amdgpu driver")
         return AmdSensor(self._root, gpu, folder, self._pipe)
@@ -105,7 +105,7 @@ class AmdSensor:
         return Device(
             gpu=self._gpu,
             vendor="amd",
-            index=list(_cards(self._root)).index(self._gpu),
+            index=list(cards(self._root)).index(self._gpu),
             model=identity.model(self._device),
             arch=identity.arch(self._root, self._gpu, self._device),
             uuid=identity.unique_id(self._device),
@@ -149,7 +149,7 @@ class AmdSensor:
             raise CardGone(f"fell off the bus: {readings[Q.UTILISATION_PCT].reason}")
         if self._device.is_dir():
             return readings
-        folder = _cards(self._root).get(self._gpu)
+        folder = cards(self._root).get(self._gpu)
         if folder is None:
             raise CardGone("gone from the amdgpu driver")
         self._open(folder)
@@ -264,7 +264,7 @@ def _is_never_told(reading: Reading) -> bool:
     return reading.status is ReadingStatus.UNSUPPORTED or "EINVAL" in reading.reason
 
 
-def _cards(root: Path) -> dict[str, Path]:
+def cards(root: Path) -> dict[str, Path]:
     """amdgpu's cards by PCI address in the order of the addresses: those with a DRM node, and those that the
     driver holds without one."""
     found: dict[str, Path] = {}
@@ -287,10 +287,16 @@ def _uevent(device: Path) -> dict[str, str]:
 
 def _hwmon_of(device: Path) -> tuple[Path | None, dict[Quantity, Path], dict[Quantity, Path]]:
     """The card's hwmon folder, its temperature files and its clock files."""
-    for folder in sorted((device / "hwmon").glob("hwmon*")):
-        if text_or_none(folder / "name") == "amdgpu":
-            return folder, _labelled(folder, "temp", _SENSOR_LABELS), _labelled(folder, "freq", _CLOCK_LABELS)
-    return None, {}, {}
+    folder = hwmon_folder(device)
+    if folder is None:
+        return None, {}, {}
+    return folder, _labelled(folder, "temp", _SENSOR_LABELS), _labelled(folder, "freq", _CLOCK_LABELS)
+
+
+def hwmon_folder(device: Path) -> Path | None:
+    """The card's hwmon folder; its number is not stable."""
+    folders = sorted((device / "hwmon").glob("hwmon*"))
+    return next((folder for folder in folders if text_or_none(folder / "name") == "amdgpu"), None)
 
 
 def _labelled(folder: Path, kind: str, labels: Mapping[str, Quantity]) -> dict[Quantity, Path]:

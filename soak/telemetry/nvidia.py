@@ -22,7 +22,7 @@ from soak.telemetry.sensors import CardGone, Sensor, Unavailable
 Q = Quantity
 Nvml = Any  # the module pynvml, or what stands in for it
 
-_GTS_OF_GENERATION = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0, 7: 128.0}
+GTS_OF_GENERATION = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0, 7: 128.0}
 # nvmlClocksEventReasons: the bits that mean heat, and those that mean power. HwSlowdown comes with the one of
 # the two that caused it on cards that tell them apart; alone it is heat.
 _SW_THERMAL, _HW_THERMAL, _HW_SLOWDOWN = 0x20, 0x40, 0x08
@@ -66,7 +66,7 @@ class NvidiaBackend:
     def _session(self) -> Nvml:
         """NVML, started once. Raises Unavailable with what to do."""
         with self._starting:
-            nvml = self._nvml = self._nvml or _library(self._root)
+            nvml = self._nvml = self._nvml or library(self._root)
             if self._started:
                 return nvml
             try:
@@ -145,7 +145,7 @@ class NvidiaSensor:
             Q.CLOCK_MEMORY_HZ: self._ask(Q.CLOCK_MEMORY_HZ, lambda: clock(handle, nvml.NVML_CLOCK_MEM) * 1e6),
             Q.PCIE_WIDTH: self._ask(Q.PCIE_WIDTH, lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
             Q.PCIE_SPEED_GTS: self._ask(
-                Q.PCIE_SPEED_GTS, lambda: _GTS_OF_GENERATION.get(generation(handle), 0.0)
+                Q.PCIE_SPEED_GTS, lambda: GTS_OF_GENERATION.get(generation(handle), 0.0)
             ),
             Q.PCIE_REPLAYS: self._ask(Q.PCIE_REPLAYS, lambda: nvml.nvmlDeviceGetPcieReplayCounter(handle)),
         }
@@ -322,7 +322,7 @@ class NvidiaSensor:
         return text if text and not re.fullmatch(r"\[?N/A\]?", text) else None
 
 
-def _library(root: Path) -> Nvml:
+def library(root: Path) -> Nvml:
     """pynvml, or the answers of a recorded machine in its place. Raises Unavailable."""
     pynvml = importlib.import_module("pynvml")
     if root == Path("/"):

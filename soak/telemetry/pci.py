@@ -60,6 +60,16 @@ def link_speed(links: Sequence[Path]) -> Reading:
     return _least([_speed(link / "current_link_speed") for link in links])
 
 
+def link_width_max(links: Sequence[Path]) -> Reading:
+    """Lanes that the narrowest of these links could have."""
+    return _least([_width(link / "max_link_width") for link in links])
+
+
+def link_speed_max(links: Sequence[Path]) -> Reading:
+    """Gigatransfers a second that the slowest of these links could do."""
+    return _least([_speed(link / "max_link_speed") for link in links])
+
+
 def answers(device: Path) -> bool:
     """False where the device answers all ones in its configuration space: it fell off the bus."""
     try:
