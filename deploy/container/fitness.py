@@ -1,7 +1,7 @@
 """The last step of a build: refuses a base on which a soak could not start, while somebody is looking.
 
-torch must be there; where it was built for GPUs, a Triton that compiles for them, and what Triton itself needs: a C
-compiler and Python's headers.
+torch must be there; where it was built for GPUs, a Triton that compiles for them, and what Triton itself
+needs: a C compiler and Python's headers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Found:
 def complaints(found: Found) -> list[str]:
     """What is missing, and what to do; nothing where a soak can start."""
     if found.torch is None:
-        return ["torch is not there: choose a BASE_IMAGE that has it, or give --build-arg TORCH=torch==2.13.0"]
+        return [
+            "torch is not there: choose a BASE_IMAGE that has it, or give --build-arg TORCH=torch==2.13.0"
+        ]
     least = LEAST_TRITON.get(found.built_for)
     if least is None:
         return []
@@ -41,7 +43,7 @@ def complaints(found: Found) -> list[str]:
     words = ".".join(map(str, least))
     if found.triton is None:
         said.append(f"Triton is not there: give --build-arg TRITON='triton>={words}'")
-    elif (version := _numbers(found.triton)) < least:
+    elif _numbers(found.triton) < least:
         said.append(f"Triton {found.triton} is older than {words}: give --build-arg TRITON='triton>={words}'")
     if found.compiler is None:
         said.append("there is no C compiler (gcc or clang), which Triton needs: choose a BASE_IMAGE with one")

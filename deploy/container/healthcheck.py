@@ -1,7 +1,8 @@
 """The image's HEALTHCHECK: exit 0 while `/healthz` answers 200, else 1; prints what it answered.
 
-Plain sockets, since it runs every half minute beside a load that wants the cores, and an HTTP library takes longer to
-load than the daemon to answer. `SOAK_LISTEN` says where; an address that means "every one" is asked on the loopback.
+Plain sockets, since it runs every half minute beside a load that wants the cores, and an HTTP library takes
+longer to load than the daemon to answer. `SOAK_LISTEN` says where; an address that means "every one" is asked
+on the loopback.
 """
 
 from __future__ import annotations
