@@ -150,12 +150,13 @@ class CardState:
     def _ecc_happenings(self, poll: Poll, errors_before: int) -> list[Happening]:
         totals = self._slots.ecc_totals
         rise = sum(totals.values()) - errors_before
+        first_boot_ms = poll.boot_ms - (poll.n - 1) * self.protocol.poll_ms
         happened = []
         if rise > 0:
             counted = ", ".join(f"{n} {kind}" for kind, n in totals.items() if n)
-            happened.append(Happening("ecc_error", poll.boot_ms, self.device.gpu, f"{counted} since t0"))
+            happened.append(Happening("ecc_error", first_boot_ms, self.device.gpu, f"{counted} since t0"))
         for key in self._slots.went_back:
-            happened.append(Happening("ecc_reset", poll.boot_ms, self.device.gpu, f"{key} went back"))
+            happened.append(Happening("ecc_reset", first_boot_ms, self.device.gpu, f"{key} went back"))
         self._slots.went_back.clear()
         return happened
 
