@@ -27,6 +27,6 @@ def needed(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str
     return names
 
 
-print("# Versions that were tested together; made by `make constraints`, torch and triton left to the machine.")
+print("# Versions tested together; made by `make constraints`, torch and triton are left to the machine.")
 for name in sorted(needed("gpu-soak", frozenset({"dev", "postgresql"}), set()) - {"gpu-soak"}):
     print(f"{name}=={version(name)}")
