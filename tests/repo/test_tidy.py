@@ -81,7 +81,7 @@ def texts() -> Iterator[tuple[Path, str]]:
 @pytest.mark.parametrize(
     "word",
     [
-        r"(?<![\w.])/(work|root)/",  # folders of some machine
+        r"(?:^|[\s\"'`(=:,])/(work|root)/",  # folders of some machine
         r"pypi\.org|pythonhosted|pytorch\.org/whl|file:///",  # hosts of registries
         r"\b(TODO|FIXME|XXX)\b(?!\((#\d+|\d{4}|v?\d+\.))",  # without an issue, date or version
         r"<{7} |>{7} ",  # a merge that was not finished
