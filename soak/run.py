@@ -70,6 +70,7 @@ class Run:
         self._in_flight: dict[str, set[int]] = {d.gpu: set() for d in plan.info.devices}
         self._n_missed = dict.fromkeys(self._done, 0)
         self._written_ms = 0
+        self._lost = False  # another daemon took the run or a card: this one has to leave it
         self._closing = "the closing record was not written"
         self._out_reason = ""
         self.state = "starting"
@@ -172,7 +173,7 @@ class Run:
         elapsed_ms = self.elapsed_ms()
         self._do_duties(elapsed_ms)
         self._write_rows(elapsed_ms)
-        if self.state == "running" and all(card.is_out for card in self._cards.values()):
+        if self.state == "running" and (self._lost or all(c.is_out for c in self._cards.values())):
             self.state, self._out_reason = "out", "no card can work any more"
         if self._plan.stop_on_fail and self.state == "running" and self._has_failed(elapsed_ms):
             self.note(Happening("stopped_on_fail", self._clock.boot_ms()))
@@ -290,6 +291,7 @@ class Run:
             if incident.gpu in (gpu, None):
                 card.take_incident(incident)
         self._store.write(incident)
+        self._lost |= happening.kind == "lease_lost"
 
     # -- the end -----------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from soak.store.db import Database
 from soak.store.folder import prepare_folder
 from soak.store.host import boot_id, host_id, this_process
 from soak.store.lease import Lease
+from soak.store.sqlite import network_file_system
 from soak.store.writer import Writer
 from soak.telemetry.watch import Sampler
 from soak.web import Surface
@@ -106,7 +107,8 @@ def _run(request: Request, trial: Trial, clock: SystemClock, inbox: Inbox, stack
     if settled.plan is None:
         assert settled.finished is not None
         return _print_finished(settled, database)
-    lease = Lease(database, this_process(host), clock)
+    shared = network_file_system(folder) is not None
+    lease = Lease(database, this_process(host), clock, folder=folder, folder_is_shared=shared)
     lease.acquire(settled.plan.info.run_id, [d.gpu for d in devices])
     stack.callback(lease.release)
     _require_unchanged(settled, database)

@@ -18,8 +18,10 @@ from soak.core.reach import out_of_reach
 from soak.core.records import Device, RunInfo, RunRecord
 from soak.core.resume import Decision, OnInterrupt, What, decide
 from soak.core.verdict import Judgement, judge
+from soak.load.memory import bytes_needed
 from soak.run import Plan
 from soak.store.db import Database
+from soak.telemetry import access
 from soak.telemetry.pci import gpus_on_bus
 from soak.telemetry.watch import Sampler
 
@@ -47,10 +49,12 @@ def find_devices(request: Request, sampler: Sampler, root: Path = Path("/")) -> 
     found = sampler.devices()
     if not found:
         why = "; ".join(f"{backend}: {reason}" for backend, reason in sampler.absences.items())
-        raise CannotRun(
-            f"No usable GPU on this machine ({why or 'none was found'}); `--device cpu` soaks the CPU."
-        )
+        hint = access.none_found(root) or "`soak doctor` says more, `--device cpu` soaks the CPU."
+        raise CannotRun(f"No usable GPU on this machine ({why or 'none was found'}): {hint}")
     devices = select(request.device, found)
+    if root == Path("/"):
+        for gpu, reason in access.closed(devices).items():
+            raise CannotRun(f"{gpu}: {reason}")
     expected = request.expect_gpus
     names = ", ".join(d.gpu for d in devices)
     if expected is not None and len(devices) != expected:
@@ -108,6 +112,7 @@ def settle(
     else:
         before, info = None, _new_run(config, trial, devices, host, clock)
     _require_reach(config, devices)
+    require_fit(config, devices)
     plan = Plan(
         info,
         config.protocol(),
@@ -172,6 +177,29 @@ def _require_reach(config: Config, devices: Sequence[Device]) -> None:
             f"{'; '.join(missing)}; `--waive ecc` covers missing ECC, "
             "`--accept-inconclusive` starts all the same."
         )
+
+
+def require_fit(config: Config, devices: Sequence[Device]) -> None:
+    """ConfigError where a card's memory cannot hold the load, with the most tokens that it can."""
+    protocol = config.protocol()
+    needed = bytes_needed(protocol)
+    for device in devices:
+        has = device.memory_total_bytes
+        if has is None or needed <= has:
+            continue
+        smaller = (replace(protocol, tokens=n) for n in _powers_of_two(protocol.tokens))
+        fits = next((p.tokens for p in smaller if bytes_needed(p) <= has), None)
+        advice = f"--tokens {fits} fits" if fits else "lower --heads, --head-dim or --seq-len"
+        raise ConfigError(
+            f"{device.gpu} has {has / 2**30:.1f} GiB and the load takes {needed / 2**30:.1f} GiB with "
+            f"--tokens {protocol.tokens}, --heads {protocol.heads} and --seq-len up to "
+            f"{protocol.seq_len_max}; {advice}."
+        )
+
+
+def _powers_of_two(below: int) -> list[int]:
+    """Falling, from the largest under `below` to 1."""
+    return [1 << bit for bit in reversed(range(max(below - 1, 1).bit_length()))]
 
 
 def _new_run(

@@ -10,7 +10,7 @@ from soak.config.config import DURATIONS, Common, Config, Request
 from soak.config.layers import Setting, asked_for, read, unknown_variables
 from soak.config.options import COMMON, OPTIONS
 from soak.config.profiles import AUTO, Profile, load_profile, pick_profile
-from soak.config.sense import refuse_nonsense, refuse_what_cannot_fit, warnings
+from soak.config.sense import refuse_nonsense, warnings
 from soak.core.errors import ConfigError
 from soak.core.records import Device
 
@@ -48,7 +48,7 @@ def parse_common(
 
 
 def resolve(request: Request, devices: Sequence[Device], drawn_seed: int) -> Config:
-    """Second step: the profile for these cards, and whether the shape can fit them. Raises ConfigError.
+    """Second step: the profile for these cards. Raises ConfigError.
 
     `drawn_seed` is taken where no seed was given. Without devices `auto` is `generic`, for a look at the
     configuration on a machine without a card.
@@ -61,8 +61,6 @@ def resolve(request: Request, devices: Sequence[Device], drawn_seed: int) -> Con
     else:
         picked, reason = pick_profile(devices)
         config = _assemble(request, load_profile(picked), reason, drawn_seed)
-    for device in devices:
-        refuse_what_cannot_fit(config, device)
     return config
 
 

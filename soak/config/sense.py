@@ -9,10 +9,8 @@ from soak.config.options import KERNELS
 from soak.config.profiles import Profile
 from soak.config.readers import format_duration
 from soak.core.errors import ConfigError
-from soak.core.protocol import Protocol
-from soak.core.records import Device, Stretch
+from soak.core.records import Stretch
 
-_TENSORS = 8  # q, k, v, o, dO, dq, dk, dv: the least that a launch holds
 _BYTES = {"float16": 2, "float32": 4}
 _ROWS_MOST = 200_000  # per card and table; a year of slots of five minutes is 105,120
 
@@ -73,23 +71,6 @@ def _refuse_cards(config: Config, profile: Profile) -> None:
             f"--expect-gpus is {config.expect_gpus} and --device names {len(config.device)}; "
             "make them agree, or leave --expect-gpus out."
         )
-
-
-def refuse_what_cannot_fit(config: Config, device: Device) -> None:
-    """Raises ConfigError where the tensors of one launch alone are larger than the card's memory."""
-    launch_bytes = load_bytes(config.protocol())
-    if device.memory_total_bytes is not None and launch_bytes > device.memory_total_bytes:
-        raise ConfigError(
-            f"A launch of {config.tokens or config.seq_len[1]} tokens, {config.heads} heads and head_dim "
-            f"{config.head_dim} takes {launch_bytes / 2**30:.1f} GiB and {device.gpu} has "
-            f"{device.memory_total_bytes / 2**30:.1f} GiB; lower --tokens, --heads or --seq-len."
-        )
-
-
-def load_bytes(protocol: Protocol) -> int:
-    """Bytes of the tensors of the largest launch, without workspace: a lower bound of what the load takes."""
-    tokens = protocol.tokens or protocol.seq_len_max
-    return _TENSORS * tokens * protocol.heads * protocol.head_dim * _BYTES[protocol.dtype]
 
 
 def warnings(config: Config) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,9 +11,12 @@ from soak.core.errors import CannotRun
 from soak.core.incidents import KINDS
 from soak.core.ports import Happening, LoadEvent, Ready
 from soak.core.protocol import Protocol
-from soak.core.records import Device, Poll, Reading, ReadingStatus, RunInfo, State
+from soak.core.records import Device, Poll, Quantity, Reading, ReadingStatus, RunInfo, State
 
 READY_WITHIN_MS = 600_000
+SHOWS_WITHIN_MS = 10_000  # after the burst of load; the work goes on meanwhile
+BUSY_PCT = 80.0
+POLLS_KEPT = 900
 
 
 class Muster:
@@ -23,6 +27,8 @@ class Muster:
         self._begun_boot_ms = begun_boot_ms
         self._ready: dict[str, Ready] = {}
         self._ecc: dict[str, Mapping[str, Reading]] = {}
+        self._seen: dict[tuple[str, Quantity], deque[tuple[int, float]]] = {}  # (boot_ms, value)
+        self._shown: set[str] = set()  # cards whose telemetry showed the load
         self.happened: list[Happening] = []
 
     def take_reading(self, item: Poll | Happening) -> None:
@@ -31,8 +37,14 @@ class Muster:
             if KINDS[item.kind].state is State.FAIL:
                 raise CannotRun(_no_start(item))
             self.happened.append(item)
-        elif item.ecc is not None and readable(item.ecc) is not None:
+            return
+        if item.ecc is not None and readable(item.ecc) is not None:
             self._ecc[item.gpu] = item.ecc
+        for quantity in (Quantity.UTILISATION_PCT, Quantity.POWER_W):
+            reading = item.readings.get(quantity)
+            if reading is not None and reading.value is not None:
+                seen = self._seen.setdefault((item.gpu, quantity), deque(maxlen=POLLS_KEPT))
+                seen.append((item.boot_ms, reading.value))
 
     def take_event(self, event: LoadEvent) -> None:
         """Raises CannotRun where a worker reports what would be a fault later on."""
@@ -53,8 +65,37 @@ class Muster:
         if missing:
             return [f"the first step of {gpu}" for gpu in missing]
         return [
-            f"the ECC baseline of {d.gpu}" for d in self._info.devices if self._lacks_baseline(d, boot_ms)
+            *(f"the ECC baseline of {d.gpu}" for d in self._info.devices if self._lacks_baseline(d, boot_ms)),
+            *(f"a sign of load on {d.gpu}" for d in self._info.devices if self._lacks_load(d, boot_ms)),
         ]
+
+    def _lacks_load(self, device: Device, boot_ms: int) -> bool:
+        """The pairing self-test: the card that is read is the one that works. The worker's burst of full load
+        before t0 (`Ready.facts["burst"]`; without one nothing is tested) must show in this card's own
+        utilisation, and in its power where that is read and was seen idle before."""
+        burst = self._ready[device.gpu].facts.get("burst")
+        if burst is None or device.gpu in self._shown:
+            return False
+        began_ms, ended_ms = burst["began_boot_ms"], burst["ended_boot_ms"]
+        busy = self._during(device.gpu, Quantity.UTILISATION_PCT, began_ms, boot_ms)
+        power = self._during(device.gpu, Quantity.POWER_W, began_ms, boot_ms)
+        idle = [w for at_ms, w in self._seen.get((device.gpu, Quantity.POWER_W), ()) if at_ms < began_ms]
+        is_busy = bool(busy) and max(busy) >= BUSY_PCT
+        rose = not power or not idle or max(power) > min(idle)
+        if is_busy and rose:
+            self._shown.add(device.gpu)
+            return False
+        if boot_ms - ended_ms > SHOWS_WITHIN_MS:
+            read = f"{max(busy):.0f} %" if busy else "nothing"
+            raise CannotRun(
+                f"{device.gpu}: the load ran and this card's telemetry shows {read} of utilisation; load and "
+                "telemetry are not on the same card, or its utilisation cannot be trusted."
+            )
+        return True
+
+    def _during(self, gpu: str, quantity: Quantity, began_ms: int, ended_ms: int) -> list[float]:
+        seen = self._seen.get((gpu, quantity), ())
+        return [value for at_ms, value in seen if began_ms < at_ms <= ended_ms]
 
     def _lacks_baseline(self, device: Device, boot_ms: int) -> bool:
         unsupported = device.ecc.status is ReadingStatus.UNSUPPORTED

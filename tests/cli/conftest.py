@@ -34,8 +34,13 @@ class Machine:
 
     def run(self, *args: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(*args), capture_output=True, text=True, timeout=timeout_s, env=self.environment(), check=False
-        )  # fmt: skip
+            self.command(*args),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=self.environment(),
+            check=False,
+        )
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         log = (self.data_dir.parent / f"log-{len(self.started)}").open("w")

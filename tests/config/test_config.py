@@ -224,15 +224,6 @@ def test_a_mistake_is_told_with_the_place_where_it_was_written(tmp_path: Path) -
     assert "unknown key config" in refused({"config": file})
 
 
-def test_a_shape_that_cannot_fit_the_card_is_refused() -> None:
-    small = dataclasses.replace(MI50, memory_total_bytes=1 << 30)
-    assert "takes 1.0 GiB and 0000:33:00.0 has 0.9 GiB; lower --tokens" in refused(
-        device=dataclasses.replace(MI50, memory_total_bytes=(1 << 30) - (1 << 26))
-    )
-    assert configured(device=small).tokens == 32768
-    assert configured(device=dataclasses.replace(MI50, memory_total_bytes=None)).tokens == 32768
-
-
 def test_a_slip_in_the_environment_is_warned_about() -> None:
     strange = {
         "SOAK_DURATON": "1h",

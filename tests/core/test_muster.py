@@ -11,7 +11,7 @@ from soak.core.errors import CannotRun
 from soak.core.incidents import KINDS
 from soak.core.muster import READY_WITHIN_MS, Muster
 from soak.core.ports import Happening, Ready
-from soak.core.records import Reading, State
+from soak.core.records import Poll, Quantity, Reading, State
 
 
 def ready(gpu: str, at_ms: int = 1_000) -> Ready:
@@ -111,3 +111,45 @@ def test_what_is_only_told_is_kept_for_the_run(make: Any) -> None:
     start.muster.take_reading(Happening("sampler_restarted", 5))
     start.muster.take_event(Happening("worker_restarted", 6, "gpu0"))
     assert [h.kind for h in start.muster.happened] == ["sampler_restarted", "worker_restarted"]
+
+
+def showing(gpu: str, at_ms: int, utilisation_pct: float, power_w: float) -> Poll:
+    values = {Quantity.UTILISATION_PCT: utilisation_pct, Quantity.POWER_W: power_w}
+    return Poll(gpu, at_ms, {quantity: Reading.ok(value) for quantity, value in values.items()})
+
+
+def burst(gpu: str) -> Ready:
+    facts = {"burst": {"began_boot_ms": 2_000, "ended_boot_ms": 5_000, "n_steps": 300}}
+    return replace(ready(gpu, 9_000), facts=facts)
+
+
+def test_the_burst_of_load_has_to_show_on_the_card_that_is_read(make: Any) -> None:
+    """A03: the worker runs on one card, telemetry reads another, which stays idle."""
+    start = Start(make, 2, required=False)
+    for at_ms in (1_000, 3_000, 4_000, 6_000):
+        loaded = 2_000 < at_ms < 5_000
+        start.muster.take_reading(showing("gpu0", at_ms, 100 if loaded else 0, 600 if loaded else 80))
+        start.muster.take_reading(showing("gpu1", at_ms, 0, 80))
+    for gpu in start.gpus:
+        start.muster.take_event(burst(gpu))
+    assert start.muster.waiting_for(9_100) == ["a sign of load on gpu1"]
+    with pytest.raises(CannotRun, match="gpu1: the load ran and this card's telemetry shows 0 %"):
+        start.muster.waiting_for(16_000)
+
+
+def test_a_card_that_shows_the_load_may_start(make: Any) -> None:
+    start = Start(make, required=False)
+    start.muster.take_reading(showing("gpu0", 1_000, 0, 80))
+    start.muster.take_reading(showing("gpu0", 4_000, 99, 610))
+    start.muster.take_event(burst("gpu0"))
+    assert start.muster.waiting_for(9_100) == []
+
+
+def test_utilisation_without_power_is_no_sign_of_load(make: Any) -> None:
+    """A06: the busy figure is stuck, the power is not where it would be."""
+    start = Start(make, required=False)
+    start.muster.take_reading(showing("gpu0", 1_000, 99, 80))
+    start.muster.take_reading(showing("gpu0", 4_000, 99, 25))
+    start.muster.take_event(burst("gpu0"))
+    with pytest.raises(CannotRun, match="not on the same card"):
+        start.muster.waiting_for(16_000)
