@@ -19,9 +19,11 @@ from soak.cli.start import backends_for, find_devices
 from soak.cli.trial import trial_of
 from soak.clock import SystemClock
 from soak.config import OPTIONS, Request, parse, resolve
-from soak.core.errors import CannotRun
+from soak.core.errors import EXIT_PASS, CannotRun
 from soak.core.records import Device
+from soak.doctor.captured import Captured
 from soak.doctor.checks import judged
+from soak.doctor.child import Child
 from soak.doctor.examine import POLL_MS, examine
 from soak.doctor.facts import Facts, Intent
 from soak.doctor.line import Level, Line, exit_code
@@ -30,6 +32,7 @@ from soak.telemetry.watch import Sampler
 
 _COLOURS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red", Level.SKIP: "blue"}
 _ECC_EVERY_MS = 10_000
+_CAPTURE_S = 120.0
 JSON_VERSION = 1
 
 
@@ -38,15 +41,21 @@ JSON_VERSION = 1
 @click.option(
     "--sysfs-root", metavar="DIR", help="Look at the cards of a recorded machine; they cannot be loaded."
 )
+@click.option(
+    "--capture", metavar="DIR", help="Write what this machine's sensors answer, without names, and end."
+)
 @options(OPTIONS)
-def doctor(as_json: bool, sysfs_root: str | None, **flags: Any) -> int:
+def doctor(as_json: bool, sysfs_root: str | None, capture: str | None, **flags: Any) -> int:
     """Look at all that a run depends on, and say what to do. Takes the options of `soak run`.
 
     Exit codes: 0 all is well, 3 warnings, 1 a run would not start or could not work.
     """
     request = parse(given(flags), os.environ)
     began_ms = SystemClock().boot_ms()
-    facts = _facts(request, trial_of(None, sysfs_root).root)
+    root = trial_of(None, sysfs_root).root
+    if capture is not None:
+        return _capture(request, root, Path(capture))
+    facts = _facts(request, root)
     lines = judged(facts)
     took_s = (SystemClock().boot_ms() - began_ms) / 1000
     click.echo(
@@ -96,6 +105,38 @@ def _quest(request: Request, devices: Sequence[Device], root: Path) -> Quest:
         compiles=request.device != ("cpu",),
         cards=tuple(Subject(d.gpu, d.vendor) for d in devices),
     )
+
+
+def _capture(request: Request, root: Path, folder: Path) -> int:
+    """Writes captures; 0 where there is one. CannotRun says why there is none."""
+    vendors = backends_for(request)
+    vendors = vendors if "cpu" in vendors else (*vendors, "cpu")
+    child: Child[Captured] = Child("soak.doctor.capture", (str(root), str(folder), *vendors), Captured)
+    try:
+        found, complete = child.wait(lambda seen: len(seen) == len(vendors), _CAPTURE_S)
+        silent = "" if complete else child.why_silent(_CAPTURE_S)
+    finally:
+        child.end()
+    absent = [f"{captured.vendor}: {captured.absence}" for captured in found if captured.absence]
+    for captured in found:
+        if not captured.absence:
+            click.echo(as_words(captured))
+    for reason in absent + ([f"the rest: {silent}"] if silent else []):
+        click.echo(f"soak: not captured: {reason}", err=True)
+    if len(absent) == len(found):
+        raise CannotRun(f"Nothing was captured ({'; '.join(absent) or silent}).")
+    return EXIT_PASS
+
+
+def as_words(captured: Captured) -> str:
+    """What was written, and what it lacks."""
+    parts = [f"{len(captured.cards)} card{'s' * (len(captured.cards) > 1)}", f"{captured.n_files} files"]
+    if captured.n_answers:
+        parts.append(f"{captured.n_answers} answers of NVML")
+    parts.append(captured.log or f"{captured.n_log_lines} lines of the kernel log")
+    lines = [f"{captured.folder}: {', '.join(parts)}"]
+    lines += [f"  read otherwise of the capture: {difference}" for difference in captured.differing]
+    return "\n".join([*lines, "  read it through before you pass it on, README.md first"])
 
 
 def as_checklist(lines: Sequence[Line], took_s: float, width: int = 100) -> str:

@@ -56,7 +56,7 @@ class MemoryLimit:
 def cpu_quota(root: Path) -> CpuQuota | None:
     """The narrowest limit on processor time, or None where there is none (or its use cannot be told)."""
     quotas = []
-    for folder, version in _levels(root, "cpu"):
+    for folder, version in levels(root, "cpu"):
         cores = _quota_v2(folder) if version == 2 else _quota_v1(folder)
         usage_path = folder / "cpu.stat" if version == 2 else _usage_v1(root, folder)
         if cores is None or usage_path is None:
@@ -70,7 +70,7 @@ def cpu_quota(root: Path) -> CpuQuota | None:
 def memory_limits(root: Path) -> tuple[MemoryLimit, ...]:
     """Every limit on memory from the own cgroup upwards."""
     limits = []
-    for folder, version in _levels(root, "memory"):
+    for folder, version in levels(root, "memory"):
         limit = number_or_none(folder / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
         if limit is not None and 0 < limit < 1 << 60:  # v1 writes "no limit" as 2^63 less a page
             limits.append(MemoryLimit(limit, folder, version))
@@ -95,11 +95,11 @@ def _usage_v1(root: Path, folder: Path) -> Path | None:
     never the root of that hierarchy: it counts what the quota does not cover, and would flatter."""
     candidates = [folder]
     if all(own != PurePosixPath("/") for version, own in _own_cgroups(root, "cpuacct") if version == 1):
-        candidates += [level for level, version in _levels(root, "cpuacct") if version == 1][:1]
+        candidates += [level for level, version in levels(root, "cpuacct") if version == 1][:1]
     return next((f / "cpuacct.usage" for f in candidates if (f / "cpuacct.usage").exists()), None)
 
 
-def _levels(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
+def levels(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
     """The folders of the own cgroup of `controller` and its ancestors, innermost first, with the version."""
     for version, own in _own_cgroups(root, controller):
         for mount_point, mounted in _mounts(root, controller if version == 1 else None):

@@ -12,15 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 Answers = dict[str, list[Any]]  # by call: what it returned, or {"error": code}
-_UUID, _NO_UUID = "nvmlDeviceGetUUID", "GPU-00000000-0000-0000-0000-000000000000"
 _N_KEY_ARGUMENTS = {"nvmlDeviceGetSamples": 2}  # the third is the time of the last answer
 
 
 class Recorder:
-    """Passes every call on to `nvml` and keeps the answers, serial numbers and UUIDs replaced."""
+    """Passes every call on to `nvml` and keeps the answers; `hide` replaces what is to stay unknown in each
+    text."""
 
-    def __init__(self, nvml: Any) -> None:
+    def __init__(self, nvml: Any, hide: Callable[[str], str]) -> None:
         self._nvml = nvml
+        self._hide = hide
         self._handles: dict[int, str] = {}
         self.answers: Answers = {}
 
@@ -36,7 +37,7 @@ class Recorder:
             except self._nvml.NVMLError as error:
                 told.append({"error": error.value})
                 raise
-            told.append(_NO_UUID if name == _UUID else self._plain(answer))
+            told.append(self._plain(answer))
             return answer
 
         return asked
@@ -44,9 +45,13 @@ class Recorder:
     def _plain(self, value: Any) -> Any:
         """A value as JSON has it."""
         if isinstance(value, bytes):
-            return value.decode("utf-8", "replace")
+            return self._hide(value.decode("utf-8", "replace"))
+        if isinstance(value, str):
+            return self._hide(value)
         if isinstance(value, ctypes.Structure | ctypes.Union):
             return {field[0]: self._plain(getattr(value, field[0])) for field in value._fields_}
+        if isinstance(value, SimpleNamespace):
+            return {name: self._plain(part) for name, part in vars(value).items()}
         if isinstance(value, ctypes.Array | list | tuple):
             return [self._plain(item) for item in value]
         if isinstance(value, ctypes._Pointer):

@@ -49,3 +49,15 @@ def test_bad_usage_is_told_before_anything_is_looked_at(machine):
     done = machine.run("doctor", "--duration", "48")
     assert done.returncode == 2
     assert done.stdout == ""
+
+
+def test_a_capture_is_written_and_nothing_else_is_done(machine, tmp_path):
+    done = machine.run("doctor", "--capture", str(tmp_path / "out"), "--sysfs-root", str(MI50))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (amd,) = (tmp_path / "out").glob("amd__*")
+    assert str(amd) in done.stdout
+    assert "nvidia: no answers of NVML were recorded" in done.stderr
+    assert not machine.data_dir.exists()
+    again = machine.run("doctor", "--capture", str(tmp_path / "out"), "--sysfs-root", str(MI50))
+    assert again.returncode == 4
+    assert "name another folder" in again.stderr
