@@ -11,9 +11,6 @@ from importlib.resources import files
 from typing import Any
 
 import jsonschema
-import pytest
-
-pytestmark = pytest.mark.slow
 
 
 def rows(machine: Any, sql: str) -> list[tuple[Any, ...]]:
