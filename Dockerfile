@@ -13,6 +13,7 @@ COPY soak /src/soak
 COPY kernels /src/kernels
 COPY migrations /src/migrations
 RUN python3 -m pip wheel --quiet --no-cache-dir --no-deps --wheel-dir /wheel /src
+COPY constraints.txt /wheel/
 
 
 FROM ${BASE_IMAGE}
@@ -39,10 +40,11 @@ RUN if [ -n "$TRITON" ]; then \
       python3 -m pip --python /opt/soak/bin/python install --quiet --no-cache-dir --no-deps "$TRITON"; \
     fi
 
-RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
-    --mount=type=bind,source=constraints.txt,target=/constraints.txt \
-    set -- /wheel/gpu_soak-*.whl \
- && python3 -m pip --python /opt/soak/bin/python install --quiet --no-cache-dir --constraint /constraints.txt "$1[postgresql]" \
+# Copied and not mounted: builders that keep layers look at what is copied.
+COPY --from=wheel /wheel /opt/soak/wheel
+RUN set -- /opt/soak/wheel/gpu_soak-*.whl \
+ && python3 -m pip --python /opt/soak/bin/python install --quiet --no-cache-dir \
+      --constraint /opt/soak/wheel/constraints.txt "$1[postgresql]" \
  && groupadd --gid 10001 soak \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nologin soak \
  && install --directory --owner 10001 --group 10001 /data

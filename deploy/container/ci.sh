@@ -22,7 +22,9 @@ log="${LOG:-$work/log}"
 
 export CONTAINERS_CONF="$work/containers.conf"
 store=(--root "$work/storage" --runroot "$work/run")
-pod() { podman "${store[@]}" --tmpdir "$work/tmp" --volumepath "$work/volumes" "$@" 2>> "$log"; }
+podman=(podman "${store[@]}" --tmpdir "$work/tmp" --volumepath "$work/volumes")
+pod() { "${podman[@]}" "$@" 2>> "$log"; }
+logs() { "${podman[@]}" logs "$1" 2>&1; }
 now_ms() { date +%s%3N; }
 say() { echo "$*" | tee -a "$log"; }
 table=()
@@ -30,12 +32,13 @@ row() { table+=("$(printf '%-58s %s' "$1" "$2")"); say "$1: $2"; }
 
 fail() {
   say "FAILED: $*"
-  for name in $(pod ps --all --format '{{.Names}}'); do echo "--- $name"; pod logs "$name" 2>&1 | tail -n 40; done
+  for name in $(pod ps --all --format '{{.Names}}'); do echo "--- $name"; logs "$name" | tail -n 30; done
   echo "--- $log"; tail -n 30 "$log"
   exit 1
 }
 
 tidy() {
+  buildah "${store[@]}" rm --all > /dev/null 2>&1 || true
   pod rm --force --all --time 1 > /dev/null || true
   pod volume rm --force --all > /dev/null || true
   pod rmi --force --all > /dev/null || true
@@ -73,8 +76,7 @@ make_base() {
   rm -rf "$work/base"
 }
 
-# pip's configuration of this machine, for the build alone: what it names of the file system is mounted.
-pip_mounts() {
+pip_mounts() {  # into `mounts`: pip's configuration of this machine, for the build alone, and the files that it names
   local key value path n=0
   echo "[global]" > "$work/pip.conf"
   while IFS='=' read -r key value; do
@@ -85,7 +87,8 @@ pip_mounts() {
       value="/run/pip/$n"
     fi
     echo "$key = $value" >> "$work/pip.conf"
-  done < <(python3 -m pip config list | sed -nE "s/^(global|:env:)\.(cert|find-links|index-url)='(.*)'$/\2=\3/p" | sort --unique --field-separator='=' --key=1,1)
+  done < <(python3 -m pip config list | sed -nE "s/^(global|:env:)\.(cert|find-links|index-url)='(.*)'$/\2=\3/p" \
+    | sort --unique --field-separator='=' --key=1,1)
   mounts+=(--volume "$work/pip.conf:/etc/pip.conf:ro")
 }
 
@@ -98,33 +101,37 @@ build() {
     --tag gpu-soak . >> "$log" 2>&1 || fail "the build"
 }
 
-weigh() {
-  local size by torch=0 own=0 base=0
-  while read -r size by; do
-    case "$by" in
-      *'$TORCH"'*) torch=$((torch + size)) ;;
-      *'ADD file:'*) base=$size ;;
-      *) own=$((own + size)) ;;
-    esac
-  done < <(pod history --no-trunc --human=false --format '{{.Size}} {{.CreatedBy}}' gpu-soak)
+weigh() {  # the layers by what made them, in bytes
+  local base torch own
+  read -r base torch own < <(pod history --no-trunc --format json gpu-soak | python3 -c '
+import json, sys
+sizes = {"base": 0, "torch": 0, "own": 0}
+for layer in json.load(sys.stdin):
+    by = layer["CreatedBy"]
+    sizes["base" if "ADD file:" in by else "torch" if "\"$TORCH\"" in by else "own"] += layer["size"]
+print(*sizes.values())')
   row "base, debootstrap with Python and pip" "$((base / 1000000)) MB"
   row "torch for the CPU" "$((torch / 1000000)) MB"
   row "own layers (most $OWN_MOST_MB MB)" "$((own / 1000000)) MB"
   row "the whole image" "$(((base + torch + own) / 1000000)) MB"
+  ((base > 0 && torch > 0)) || fail "the layers of base and torch were not found"
   ((own <= OWN_MOST_MB * 1000000)) || fail "the own layers have $own bytes"
-  ((torch > 0)) || fail "the layer of torch was not found"
 }
 
 # --- run
 
 # As strict as it gets: no file can be written but on the volume, no capability, a network of its own.
 strict=(--read-only --read-only-tmpfs=false --cap-drop ALL --security-opt no-new-privileges --network none)
-short=(--device cpu --duration 1m --warmup 5s --rotate-every 20s --check-every 30s --sample-every 10s --seq-len 64:512)
+minute=(
+  --device cpu --duration 1m --warmup 5s --rotate-every 20s --check-every 30s --sample-every 10s --seq-len 64:512
+)
 
 get() {  # CONTAINER PATH: what its server answers, asked from inside its network and by nothing of its own
   local pid
   pid="$(pod inspect --format '{{.State.Pid}}' "$1")"
-  nsenter --target "$pid" --net bash -c 'exec 3<>/dev/tcp/127.0.0.1/9868 && printf "GET %s HTTP/1.0\r\n\r\n" "$1" >&3 && cat <&3' _ "$2" 2> /dev/null || true
+  nsenter --target "$pid" --net bash -c '
+    exec 3<>/dev/tcp/127.0.0.1/9868 && printf "GET %s HTTP/1.0\r\n\r\n" "$1" >&3 && cat <&3
+  ' _ "$2" 2> /dev/null || true
 }
 
 await() {  # CONTAINER PATTERN SECONDS: until a line of its metrics matches
@@ -148,7 +155,7 @@ stop() {  # CONTAINER CODE WHAT: SIGTERM, and what the container then exits with
   local since code
   since="$(now_ms)"
   pod kill --signal TERM "$1" > /dev/null
-  code="$(timeout 60 podman "${store[@]}" --tmpdir "$work/tmp" --volumepath "$work/volumes" wait "$1" 2>> "$log")" || fail "$1 outlives SIGTERM"
+  code="$(timeout 60 "${podman[@]}" wait "$1" 2>> "$log")" || fail "$1 outlives SIGTERM"
   local took=$(($(now_ms) - since))
   row "$3 (most $STOP_MOST_MS ms)" "exit $code in $took ms"
   ((code == $2)) || fail "$1 exits with $code and not with $2"
@@ -161,7 +168,7 @@ refuse() {  # WHAT CODE PATTERN PODMAN'S-OPTIONS... -- SOAK'S: a start that cann
   while [[ $1 != -- ]]; do options+=("$1"); shift; done
   shift
   since="$(now_ms)"
-  said="$(podman "${store[@]}" --tmpdir "$work/tmp" --volumepath "$work/volumes" run --rm --no-healthcheck "${strict[@]}" "${options[@]}" gpu-soak "$@" 2>&1)" || status=$?
+  said="$("${podman[@]}" run --rm --no-healthcheck "${strict[@]}" "${options[@]}" gpu-soak "$@" 2>&1)" || status=$?
   local took=$(($(now_ms) - since))
   echo "$said" >> "$log"
   row "$what" "exit $status in $took ms"
@@ -176,17 +183,20 @@ refuse() {  # WHAT CODE PATTERN PODMAN'S-OPTIONS... -- SOAK'S: a start that cann
 show_interrupted_and_resumed() {
   local since
   since="$(now_ms)"
-  pod run --detach --name first --health-interval disable "${strict[@]}" --volume data:/data gpu-soak run "${short[@]}" --run-id "$RUN" > /dev/null
+  pod run --detach --name first --health-interval disable "${strict[@]}" --volume data:/data \
+    gpu-soak run "${minute[@]}" --run-id "$RUN" > /dev/null
   await_start first "$since" "podman run"
-  pod exec first /opt/soak/bin/python -c 'import os; assert os.getuid() == 10001' || fail "it runs as root"
+  pod exec first python3 -c 'import os; os.kill(1, 0); assert os.getuid() == 10001' || fail "it runs as another user"
   pod healthcheck run first > /dev/null || fail "the image's HEALTHCHECK says that it is not well"
-  refuse "a second container on the same run" 4 "Run $RUN is held by .*namespace" --volume data:/data -- run "${short[@]}" --run-id "$RUN"
+  refuse "a second container on the same run" 4 "Run $RUN is held by .*namespace" --volume data:/data \
+    -- run "${minute[@]}" --run-id "$RUN"
   stop first 3 "SIGTERM while it soaks"
 
   since="$(now_ms)"
-  pod run --detach --name second --no-healthcheck "${strict[@]}" --volume data:/data gpu-soak run "${short[@]}" --run-id "$RUN" > /dev/null
+  pod run --detach --name second --no-healthcheck "${strict[@]}" --volume data:/data \
+    gpu-soak run "${minute[@]}" --run-id "$RUN" > /dev/null
   await_start second "$since" "podman run on the same volume"
-  pod logs second 2>&1 | grep --quiet "run $RUN, attempt 2" || fail "the run was not resumed"
+  [[ "$(logs second)" == *"run $RUN, attempt 2"* ]] || fail "the run was not resumed"
   await second '^soak_verdict\{.*verdict="pass".*\} 1' 120
   await second '^soak_run_state\{.*="completed".*\} 1' 10
   row "the verdict is scraped after the end" "PASS, completed"
@@ -195,14 +205,13 @@ show_interrupted_and_resumed() {
 
 show_report() {
   local said status=0
-  pod run --rm --no-healthcheck "${strict[@]}" --volume data:/data:ro gpu-soak report --run-id "$RUN" > "$work/report" || status=$?
-  cat "$work/report" >> "$log"
-  row "soak report from a third container, volume read-only" "exit $status, $(grep --only-matching --max-count=1 -E 'PASS|FAIL|INCONCLUSIVE' "$work/report")"
-  ((status == 0)) || fail "soak report exits with $status"
-  status=0
-  said="$(pod run --rm --no-healthcheck "${strict[@]}" --volume data:/data gpu-soak run "${short[@]}" --run-id "$RUN")" || status=$?
-  row "the finished run started again" "exit $status, nothing is run"
-  ((status == 0)) && grep --quiet PASS <<< "$said" || fail "a finished run started again exits with $status: $said"
+  said="$(pod run --rm --no-healthcheck "${strict[@]}" --volume data:/data:ro gpu-soak report --run-id "$RUN")" || status=$?
+  [[ $status == 0 && $said == *PASS* ]] || fail "soak report exits with $status: $said"
+  row "soak report from a third container, volume read-only" "exit $status, PASS"
+  said="$(pod run --rm --no-healthcheck "${strict[@]}" --volume data:/data \
+    gpu-soak run "${minute[@]}" --run-id "$RUN")" || status=$?
+  [[ $status == 0 && $said == *PASS* ]] || fail "a finished run started again exits with $status: $said"
+  row "the finished run started again" "exit $status, PASS, nothing is run"
 }
 
 show_killed() {  # and, at the same time, no HOME and a user whom the image does not know
@@ -210,15 +219,15 @@ show_killed() {  # and, at the same time, no HOME and a user whom the image does
   since="$(now_ms)"
   mkdir "$work/kill"
   chown 4711 "$work/kill"
-  pod run --detach --name killed --no-healthcheck "${strict[@]}" --unsetenv HOME --user 4711:4711 --volume "$work/kill:/data" \
-    gpu-soak run "${short[@]}" --run-id killed > /dev/null
+  pod run --detach --name killed --no-healthcheck "${strict[@]}" --unsetenv HOME --user 4711:4711 \
+    --volume "$work/kill:/data" gpu-soak run "${minute[@]}" --run-id killed > /dev/null
   await_start killed "$since" "podman run without HOME, as uid 4711"
   pod kill --signal KILL killed > /dev/null
   pod wait killed > /dev/null
   since="$(now_ms)"
   pod start killed > /dev/null
   await_start killed "$since" "podman start after SIGKILL"
-  pod logs killed 2>&1 | grep --quiet "run killed, attempt 2" || fail "the killed run was not resumed"
+  [[ "$(logs killed)" == *"run killed, attempt 2"* ]] || fail "the killed run was not resumed"
   stop killed 3 "SIGTERM after that"
 }
 
@@ -228,14 +237,18 @@ show_bad_input() {
   refuse "a volume of another user" 4 "/data is not writable for uid 10001" --volume "$work/closed:/data" -- run --device cpu
   refuse "no device passed" 4 '--device /dev/kfd --device /dev/dri' --volume data:/data -- run
   cp -R tests/captures/amd__instinct-mi50-32gb__by-hand/root/sys "$sys"
-  refuse "an MI50 in /sys, no device passed" 4 "$CARD: /dev/kfd was not passed to this container: add .--device /dev/kfd --device /dev/dri" \
+  mkdir -p "$sys/fs/cgroup"  # where the runtime mounts it
+  refuse "an MI50 in /sys, no device passed" 4 "$CARD: /dev/kfd was not passed .* --device /dev/dri" \
     --volume data:/data --volume "$sys:/sys:ro" -- run
   mknod "$node" c 1 3
   chgrp "$STRANGE_GID" "$node"
   chmod 660 "$node"
-  refuse "an MI50, /dev/kfd of another group" 4 "/dev/kfd is closed to uid 10001: it belongs to group $STRANGE_GID, add .--group-add $STRANGE_GID" \
+  refuse "an MI50, /dev/kfd of another group" 4 "/dev/kfd is closed to uid 10001: .*--group-add $STRANGE_GID" \
     --volume data:/data --volume "$sys:/sys:ro" --device "$node:/dev/kfd" -- run
-  refuse "a listen address that is none" 2 "SOAK_LISTEN: 'everywhere'" --volume data:/data --env SOAK_LISTEN=everywhere -- run --device cpu
+  refuse "the same with --group-add, on an image for the CPU" 4 "$CARD: the load does not start" \
+    --volume data:/data --volume "$sys:/sys:ro" --device "$node:/dev/kfd" --group-add "$STRANGE_GID" -- run
+  refuse "a listen address that is none" 2 "SOAK_LISTEN: 'everywhere'" \
+    --volume data:/data --env SOAK_LISTEN=everywhere -- run --device cpu
 }
 
 began="$(now_ms)"
