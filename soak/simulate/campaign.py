@@ -43,7 +43,7 @@ def _fault(source: random.Random, n_gpus: int, taken: list[str]) -> Fault:
             return Fault(kind, at_ms, at_ms + 90_000, gpu)
         case "disk-full":
             until_ms = source.choice([None, at_ms + 10 * MINUTE_MS])
-            return Fault(kind, at_ms, until_ms)
+            return Fault(kind, at_ms, until_ms, gpu)
         case "clock-step":
             return Fault(kind, at_ms, None, None, source.choice([-1, 1]) * source.randrange(1_000, 10**8))
         case "no-ecc":
@@ -73,11 +73,11 @@ def play(scenario: Scenario, info: RunInfo, protocol: Protocol) -> Outcome:
     """Plays a drawn scenario in memory."""
     clock = VirtualClock(utc_ms=info.created_utc_ms)
     store = MemoryStore(clock)
-    live = simulate(scenario, info, protocol, Stage(clock, store, _Away(store), store.load)).verdict
+    live = simulate(scenario, info, protocol, Stage(clock, store, _Away(store), store.record)).verdict
     expected = oracle(scenario, protocol)
     if store.away:  # for good: only the live run can know what came after
         return Outcome(scenario, expected, live, live)
-    return Outcome(scenario, expected, live, judge(store.load(), protocol).verdict)
+    return Outcome(scenario, expected, live, judge(store.record(), protocol).verdict)
 
 
 @dataclass(frozen=True, slots=True)
