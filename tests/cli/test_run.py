@@ -101,7 +101,7 @@ def test_kill_9_leaves_no_orphan_and_loses_little(machine: Any) -> None:
     machine.wait_for(machine.begun)
     again.send_signal(signal.SIGTERM)
     assert again.wait(5) == 3
-    ended = rows(machine, "select run_id, end_state from attempt order by started_utc_ms")
+    ended = rows(machine, "select run_id, outcome from attempt order by started_utc_ms")
     assert [end for _, end in ended] == ["closed", "interrupted"]
     assert len({run_id for run_id, _ in ended}) == 2
 
