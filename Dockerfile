@@ -22,8 +22,10 @@ FROM ${BASE_IMAGE}
 # an environment are not the system's and are named in a file.
 RUN python3 -m venv --without-pip --system-site-packages /opt/soak \
  && if ! /opt/soak/bin/python -c 'import torch' 2>/dev/null; then \
-      home="$(python3 -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])' 2>/dev/null)" || home=; \
-      if [ -n "$home" ]; then echo "$home" > "$(echo /opt/soak/lib/python3.*/site-packages)/torch-of-base.pth"; fi; \
+      home="$(python3 -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])' 2>/dev/null || true)"; \
+      if [ -n "$home" ]; then \
+        echo "$home" > "$(echo /opt/soak/lib/python3.*/site-packages)/torch-of-base.pth"; \
+      fi; \
     fi
 
 # Only for a base without torch, such as Python's own for the CPU: the requirement, and pip's options beside it.

@@ -52,7 +52,7 @@ def test_what_is_built_is_what_the_wheel_is_made_of() -> None:
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     copied = {
         source
-        for line in re.findall(r"^COPY (.+)$", DOCKERFILE, re.MULTILINE)
+        for line in re.findall(r"^COPY (?!--)(.+)$", DOCKERFILE, re.MULTILINE)
         for source in line.split()[:-1]
     }
     assert {package.split("/")[0] for package in packages} <= copied
