@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv soak test check lint wheel-check long constraints
+.PHONY: help venv soak test check lint wheel-check container long constraints
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -76,6 +76,9 @@ wheel-check: $(READY)  ## the wheel in a clean environment: a short soak of the 
 	  --rotate-every 10s --check-every 15s --sample-every 5s --seq-len 64:512
 	cd $(ELSEWHERE) && venv/bin/soak report --run-id elsewhere --data-dir data --format json >report.json
 	cd $(ELSEWHERE) && venv/bin/soak db current --data-dir data
+
+container:  ## the image, built and run for real (root; Debian's podman, buildah, runc, debootstrap)
+	bash deploy/container/ci.sh
 
 long: $(READY)  ## what takes minutes to hours: slow tests, campaigns, kill storms
 	$(VENV)/bin/pytest -m slow
