@@ -146,12 +146,18 @@ class Waker:
 
 
 def handle_signals(inbox: Inbox) -> Callable[[], None]:
-    """SIGTERM and SIGINT put their number into the inbox, nothing else; the undo."""
+    """Signals that end a run put their number into the inbox, nothing else; the undo.
+
+    SIGHUP (the terminal is gone) is one of them, unless whoever started this has it ignored (`nohup`).
+    """
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         inbox.put(number)  # SimpleQueue.put is reentrant: made for signal handlers
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    ends = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ends.append(signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in ends}
 
     def undo() -> None:
         for number, handler in before.items():

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from soak import __version__
+from soak.cli.say import prepare_standard_streams, say_error
 from soak.core.errors import EXIT_CANNOT_RUN, EXIT_INCONCLUSIVE, EXIT_USAGE, SoakError
 
 COMMANDS: Mapping[str, str] = {
@@ -50,6 +51,7 @@ def app() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; its exit code. An error is one sentence on stderr, with `--debug` also a traceback."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    prepare_standard_streams()
     try:
         code = app.main(args=arguments, prog_name="soak", standalone_mode=False)
     except click.UsageError as error:
@@ -59,9 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code, arguments)
     except (click.Abort, KeyboardInterrupt):
         return _fail("Stopped before anything was started.", EXIT_INCONCLUSIVE, arguments)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone; nobody is left to tell
-        return EXIT_CANNOT_RUN
     except Exception as error:  # noqa: BLE001 - the last catch: a person gets a sentence, not a traceback
         sentence = f"{type(error).__name__}: {error}; this is a fault of soak itself, --debug shows where."
         return _fail(sentence, EXIT_CANNOT_RUN, arguments)
@@ -71,5 +70,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(sentence: str, code: int, arguments: Sequence[str]) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
-    click.echo(f"soak: {sentence}", err=True)
+    say_error(sentence)
     return code

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from soak.cli.options import common, given
+from soak.cli.say import say
 from soak.config import parse_common
 from soak.store.db import Database
 
@@ -24,9 +25,9 @@ def upgrade(**flags: Any) -> None:
     settings = parse_common(given(flags), os.environ)
     with Database.open(settings.database) as database:
         copy = database.upgrade()
-        click.echo(f"{database.where}: {_words(database)}")
+        say(f"{database.where}: {_words(database)}")
         if copy is not None:
-            click.echo(f"a copy of it as it was: {copy}")
+            say(f"a copy of it as it was: {copy}")
 
 
 @db.command()
@@ -35,7 +36,7 @@ def current(**flags: Any) -> None:
     """Show the schema's version and the one that this program needs."""
     settings = parse_common(given(flags), os.environ)
     with Database.open(settings.database, readonly=True) as database:
-        click.echo(f"{database.where}: {_words(database)}")
+        say(f"{database.where}: {_words(database)}")
 
 
 def _words(database: Database) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from soak.cli.options import common, given
+from soak.cli.say import is_terminal, say
 from soak.config import parse_common, protocol_from_config
 from soak.core.errors import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS, CannotRun
 from soak.core.records import RunRecord, Verdict
@@ -39,9 +40,9 @@ def report(run_id: str, fmt: str, output: str | None, **flags: Any) -> int:
         database.check_current()
         record = database.load(database.resolve(run_id))
     judgement = judge(record, protocol_from_config(record.info.config))
-    text = rendered(record, judgement, fmt, colour=output is None and sys.stdout.isatty())
+    text = rendered(record, judgement, fmt, colour=output is None and is_terminal(sys.stdout))
     if output is None:
-        click.echo(text.rstrip("\n"))
+        say(text.rstrip("\n"))
     else:
         write_text(Path(output), text)
     return EXIT_CODES[judgement.verdict]
@@ -80,5 +81,5 @@ def runs(as_json: bool, **flags: Any) -> int:
             record = database.load(summary.info.run_id)
             found.append((record, judge(record, protocol_from_config(record.info.config))))
     listed = runs_json if as_json else runs_text
-    click.echo(listed(found, time.time_ns() // 1_000_000).rstrip("\n"))
+    say(listed(found, time.time_ns() // 1_000_000).rstrip("\n"))
     return EXIT_PASS

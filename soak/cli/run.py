@@ -15,6 +15,7 @@ import click
 
 from soak.cli.options import given, options
 from soak.cli.report import EXIT_CODES, rendered
+from soak.cli.say import is_terminal, say, say_error
 from soak.cli.start import Home, Settled, backends_for, exit_judgement, find_devices, settle
 from soak.cli.trial import Trial, trial_of
 from soak.cli.view import set_up_logging, watching
@@ -77,14 +78,14 @@ def _show_config(request: Request, trial: Trial) -> int:
     try:
         devices = find_devices(request, sampler, trial.root)
     except CannotRun as error:
-        click.echo(f"soak: {error} What follows is for a card of no known kind.", err=True)
+        say_error(f"{error} What follows is for a card of no known kind.")
     finally:
         sampler.stop(1_000)
     config = resolve(request, devices, drawn_seed=0)
     rows = config.rows()
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for key, value, source in rows:
-        click.echo(f"{key:<{widths[0]}}  {value:<{widths[1]}}  {source}")
+        say(f"{key:<{widths[0]}}  {value:<{widths[1]}}  {source}")
     return EXIT_PASS
 
 
@@ -104,11 +105,10 @@ def _run(request: Request, trial: Trial, clock: SystemClock, inbox: Inbox, stack
     devices = find_devices(request, sampler, trial.root)
     settled = settle(request, trial, devices, Home(database, host, boot_id()), clock)
     _announce(settled, database)
-    if settled.plan is None:
-        assert settled.finished is not None
-        return _print_finished(settled, database)
     shared = network_file_system(folder) is not None
     lease = Lease(database, this_process(host), clock, folder=folder, folder_is_shared=shared)
+    if settled.plan is None:
+        return _print_finished(settled, database, clock, lease, stack)
     lease.acquire(settled.plan.info.run_id, [d.gpu for d in devices])
     stack.callback(lease.release)
     _require_unchanged(settled, database)
@@ -213,12 +213,12 @@ def _close_what_was_left(settled: Settled, database: Database, clock: SystemCloc
 
 
 def _confirm(the_run: Run) -> Any:
-    """On a terminal the first Ctrl-C says what would be lost, the second stops; SIGTERM stops at once."""
+    """On a terminal the first Ctrl-C says what would be lost, the second stops; another signal does too."""
     asked = False
 
     def confirm(number: int) -> bool:
         nonlocal asked
-        if number == signal.SIGTERM or asked or not sys.stdin.isatty():
+        if number != signal.SIGINT or asked or not is_terminal(sys.stdin):
             return True
         asked = True
         hours = the_run.elapsed_ms() / 3_600_000
@@ -230,26 +230,38 @@ def _confirm(the_run: Run) -> Any:
     return confirm
 
 
-def _print_finished(settled: Settled, database: Database) -> int:
+def _print_finished(
+    settled: Settled, database: Database, clock: SystemClock, lease: Lease, stack: ExitStack
+) -> int:
     """`--run-id` of a run that is finished, or that this start closes: its verdict, nothing is run."""
     assert settled.finished is not None
+    run_id = settled.finished.info.run_id
     if settled.decision.what is What.FINISHED and settled.decision.ended is not None:
-        _close_what_was_left(settled, database, SystemClock())
-    record = database.load(settled.finished.info.run_id)
+        lease.acquire(run_id, [])  # CannotRun where a daemon is at it
+        stack.callback(lease.release)
+        _require_unchanged(settled, database)
+        _close_what_was_left(settled, database, clock)
+    record = database.load(run_id)
     judgement = exit_judgement(record)
-    click.echo(rendered(record, judgement, "text", colour=sys.stdout.isatty()).rstrip("\n"))
+    say(rendered(record, judgement, "text", colour=is_terminal(sys.stdout)).rstrip("\n"))
     return EXIT_CODES[judgement.verdict]
 
 
 def _print_certificate(database: Database, run_id: str, judgement: Judgement, end: str) -> None:
+    """Says how the run ended; what cannot be printed any more does not change how it ended."""
+    try:
+        say(_certificate(database, run_id, judgement, end))
+    except CannotRun as error:
+        say_error(f"{error} Run {run_id}: {judgement.words}; `soak report --run-id {run_id}` prints it.")
+
+
+def _certificate(database: Database, run_id: str, judgement: Judgement, end: str) -> str:
     """The certificate from the store; where that cannot be read, the verdict as it was reached live."""
     if not any(card.findings for card in judgement.cards):
-        click.echo(f"Stopped before the clock started ({end}); nothing was recorded.")
-        return
+        return f"Stopped before the clock started ({end}); nothing was recorded."
     try:
         record: RunRecord = database.load(run_id)
     except CannotRun as error:
-        click.echo(f"soak: {error}", err=True)
-        click.echo(f"{judgement.words} (run {run_id}, as reached before the store was lost)")
-        return
-    click.echo(rendered(record, exit_judgement(record), "text", colour=sys.stdout.isatty()).rstrip("\n"))
+        say_error(str(error))
+        return f"{judgement.words} (run {run_id}, as reached before the store was lost)"
+    return rendered(record, exit_judgement(record), "text", colour=is_terminal(sys.stdout)).rstrip("\n")

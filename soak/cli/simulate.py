@@ -14,6 +14,7 @@ import click
 from soak import __version__
 from soak.cli.options import common, given
 from soak.cli.report import EXIT_CODES, rendered
+from soak.cli.say import is_terminal, say, say_error
 from soak.config import Config, parse, protocol_from_config, resolve
 from soak.core.errors import EXIT_FAIL, EXIT_PASS, ConfigError
 from soak.core.records import RunInfo
@@ -62,7 +63,7 @@ def _list() -> int:
     width = max(len(name) for name in SCENARIOS)
     for name, scenario in SCENARIOS.items():
         deciding = f" ({scenario.criterion})" if scenario.criterion else ""
-        click.echo(f"{name:<{width}}  {scenario.verdict.upper() + deciding:<24}  {scenario.about}")
+        say(f"{name:<{width}}  {scenario.verdict.upper() + deciding:<24}  {scenario.about}")
     return EXIT_PASS
 
 
@@ -88,9 +89,7 @@ def _config(flags: dict[str, Any]) -> Config:
 def _one(config: Config, scenario: Scenario, n_gpus: int) -> int:
     prepare_folder(config.data_dir)
     info = _info(config, scenario, n_gpus)
-    click.echo(
-        f"SIMULATED: {scenario.name}: {scenario.about} (run {info.run_id}, seed {info.seed})", err=True
-    )
+    say_error(f"SIMULATED: {scenario.name}: {scenario.about} (run {info.run_id}, seed {info.seed})")
     with Database.open(config.database, durable=False) as database:
         database.upgrade()
         clock = VirtualClock(utc_ms=info.created_utc_ms)
@@ -101,9 +100,9 @@ def _one(config: Config, scenario: Scenario, n_gpus: int) -> int:
         took_s = time.monotonic() - began_s
         record = database.load(info.run_id)
     judgement = judge(record, protocol_from_config(record.info.config))
-    click.echo(rendered(record, judgement, "text", colour=sys.stdout.isatty()).rstrip("\n"))
+    say(rendered(record, judgement, "text", colour=is_terminal(sys.stdout)).rstrip("\n"))
     hours = record.attempts[-1].elapsed_ms / 3_600_000
-    click.echo(f"SIMULATED: {hours:.1f} h in {took_s:.1f} s", err=True)
+    say_error(f"SIMULATED: {hours:.1f} h in {took_s:.1f} s")
     return EXIT_CODES[judgement.verdict]
 
 
@@ -151,6 +150,6 @@ def _campaign(config: Config, n: int, n_gpus: int) -> int:
         if outcome.agrees:
             agreed += 1
         else:
-            click.echo(f"seed {seeded.seed}: {outcome.words}")
-    click.echo(f"SIMULATED campaign: {agreed} of {n} runs agree with the oracle (seeds from {config.seed})")
+            say(f"seed {seeded.seed}: {outcome.words}")
+    say(f"SIMULATED campaign: {agreed} of {n} runs agree with the oracle (seeds from {config.seed})")
     return EXIT_PASS if agreed == n else EXIT_FAIL

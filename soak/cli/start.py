@@ -49,6 +49,10 @@ def find_devices(request: Request, sampler: Sampler, root: Path = Path("/")) -> 
     found = sampler.devices()
     if not found:
         why = "; ".join(f"{backend}: {reason}" for backend, reason in sampler.absences.items())
+        if request.device == ("cpu",):
+            raise CannotRun(
+                f"The CPU cannot be watched ({why or 'it was not found'}); `soak doctor` says more."
+            )
         hint = access.none_found(root) or "`soak doctor` says more, `--device cpu` soaks the CPU."
         raise CannotRun(f"No usable GPU on this machine ({why or 'none was found'}): {hint}")
     devices = select(request.device, found)

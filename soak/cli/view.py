@@ -7,11 +7,13 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.live import Live
 
+from soak.cli.say import is_terminal
 from soak.core.snapshot import Snapshot
 from soak.report.live import live_view, log_line
 
@@ -44,16 +46,35 @@ def set_up_logging(level: str, fmt: str) -> None:
 @contextmanager
 def watching() -> Iterator[Show]:
     """What to call with a snapshot about once a second."""
-    if not sys.stdout.isatty():
+    if not is_terminal(sys.stdout):
         yield _LogLines()
         return
-    console = Console()
+    console = Console(file=cast(IO[str], _Screen(sys.stdout)))
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
         def show(snapshot: Snapshot) -> None:
             live.update(live_view(snapshot), refresh=True)
 
         yield show
+
+
+class _Screen:
+    """A terminal that may go away while the run goes on: what cannot be shown is not shown."""
+
+    def __init__(self, terminal: IO[str]) -> None:
+        self._terminal = terminal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._terminal, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._terminal.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._terminal.flush()
 
 
 class _LogLines:

@@ -212,7 +212,8 @@ class Sampler:
 
     def _one_life(self) -> str:
         """Starts a child, hears it until it ends or has to be ended, and ends it. The reason, in words."""
-        command = [sys.executable, "-m", "soak.telemetry.sampler", str(os.getpid()), str(self._root)]
+        arguments = ["soak.telemetry.sampler", str(os.getpid()), str(self._root)]
+        command = [sys.executable, "-P", "-m", *arguments]  # -P: a soak folder where we are is not soak
         try:
             child = self._spawn(command)
         except OSError as error:
