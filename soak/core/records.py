@@ -56,6 +56,12 @@ class Quantity(StrEnum):
     PCIE_WIDTH = "pcie_width"  # lanes
     PCIE_SPEED_GTS = "pcie_speed_gts"  # gigatransfers a second per lane
     PCIE_REPLAYS = "pcie_replays"  # a counter since driver load
+    SM_ACTIVE_PCT = "sm_active_pct"  # share of multiprocessor time with a warp resident
+    TENSOR_ACTIVE_PCT = "tensor_active_pct"  # share of time in which the tensor pipes worked
+    DRAM_ACTIVE_PCT = "dram_active_pct"  # share of the memory bandwidth
+    MEMORY_GTT_USED_BYTES = "memory_gtt_used_bytes"  # host memory mapped for the card
+    MEMORY_VISIBLE_USED_BYTES = "memory_visible_used_bytes"  # of the part that the host can reach
+    ENERGY_J = "energy_j"  # a counter since driver load
 
 
 class ReadingStatus(StrEnum):

@@ -37,7 +37,7 @@ class Child(Generic[M]):
         self._is_over = False
         self._stderr = b""
         self._child = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-P", "-m", module, *arguments],  # -P: a soak folder where we are is not soak
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

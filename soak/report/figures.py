@@ -23,7 +23,7 @@ from soak.report import document as d
 from soak.report.throughput import paces, throughput
 from soak.report.wording import utc
 
-UNITS = {"pct": "%", "c": "°C", "w": "W", "hz": "Hz", "bytes": "B", "gts": "GT/s"}
+UNITS = {"pct": "%", "c": "°C", "w": "W", "hz": "Hz", "bytes": "B", "gts": "GT/s", "j": "J"}
 
 
 class CardRows:

@@ -163,6 +163,10 @@ class AmdSensor:
             Q.MEMORY_BUSY_PCT: read_quantity(device / "mem_busy_percent", Q.MEMORY_BUSY_PCT),
             Q.MEMORY_TOTAL_BYTES: total,
             Q.MEMORY_FREE_BYTES: _free(total, device / "mem_info_vram_used"),
+            Q.MEMORY_GTT_USED_BYTES: read_quantity(device / "mem_info_gtt_used", Q.MEMORY_GTT_USED_BYTES),
+            Q.MEMORY_VISIBLE_USED_BYTES: read_quantity(
+                device / "mem_info_vis_vram_used", Q.MEMORY_VISIBLE_USED_BYTES
+            ),
             Q.POWER_W: read_quantity(self._power, Q.POWER_W, 1e-6) if self._power else _NO_HWMON,
             Q.PCIE_WIDTH: pci.link_width(self._links),
             Q.PCIE_SPEED_GTS: pci.link_speed(self._links),

@@ -123,7 +123,10 @@ def message_of(record: str) -> str:
 
 
 class KernelLog:
-    """Follows a log in a thread of its own and tells what it says about `gpus`."""
+    """Follows a log in a thread of its own and tells what it says about `gpus`.
+
+    `take_in` is for every witness that speaks the log's language, from any thread.
+    """
 
     def __init__(
         self, path: Path, gpus: Collection[str], tell: Callable[[Happening], None], boot_ms: Callable[[], int]
@@ -132,6 +135,7 @@ class KernelLog:
         self._gpus = tuple(gpus)
         self._tell = tell
         self._boot_ms = boot_ms
+        self._lock = threading.Lock()
         self._quiet: dict[tuple[str | None, str], tuple[int, int, int]] = {}  # until, pause, lines kept back
 
     def start(self) -> None:
@@ -143,15 +147,20 @@ class KernelLog:
         found = classified(text, self._gpus)
         if found is None:
             return
-        gpu, pattern = found
+        with self._lock:
+            happening = self._news(text, *found)
+        if happening is not None:
+            self._tell(happening)
+
+    def _news(self, text: str, gpu: str | None, pattern: Pattern) -> Happening | None:
         now_ms = self._boot_ms()
         until_ms, pause_ms, n_kept = self._quiet.get((gpu, pattern.meaning), (0, PAUSE_MS, 0))
         if now_ms < until_ms:
             self._quiet[gpu, pattern.meaning] = (until_ms, pause_ms, n_kept + 1)
-            return
+            return None
         self._quiet[gpu, pattern.meaning] = (now_ms + pause_ms, min(2 * pause_ms, PAUSE_MAX_MS), 0)
         data = {"topic": pattern.topic, "line": text[:500], "kept_back": n_kept}
-        self._tell(Happening(pattern.kind, now_ms, gpu, pattern.meaning, data))
+        return Happening(pattern.kind, now_ms, gpu, pattern.meaning, data)
 
     def _follow(self) -> None:
         try:

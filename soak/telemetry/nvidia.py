@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from soak.core.records import Device, Quantity, Reading, ReadingStatus
+from soak.core.records import Device, Quantity, Reading
+from soak.telemetry.gpm import QUANTITIES, Activity
+from soak.telemetry.nvidia_ecc import NvidiaCounters
+from soak.telemetry.nvml import Nvml, Session
 from soak.telemetry.nvml_record import Replay
 from soak.telemetry.pci import address_of
-from soak.telemetry.plausible import counted, judged
+from soak.telemetry.plausible import judged
 from soak.telemetry.sensors import CardGone, Sensor, Unavailable
 
 Q = Quantity
-Nvml = Any  # the module pynvml, or what stands in for it
-
 GTS_OF_GENERATION = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0, 7: 128.0}
 # nvmlClocksEventReasons: the bits that mean heat, and those that mean power. HwSlowdown comes with the one of
 # the two that caused it on cards that tell them apart; alone it is heat.
@@ -40,7 +40,7 @@ class NvidiaBackend:
         self._started = False
 
     def find(self) -> Sequence[str]:
-        nvml = self._session()
+        nvml = self.session()
         try:
             n_cards = nvml.nvmlDeviceGetCount()
         except nvml.NVMLError as error:
@@ -54,7 +54,7 @@ class NvidiaBackend:
         return tuple(found)
 
     def open(self, gpu: str) -> Sensor:
-        nvml = self._session()
+        nvml = self.session()
         try:
             handle = nvml.nvmlDeviceGetHandleByPciBusId(gpu)
         except (nvml.NVMLError_NotFound, nvml.NVMLError_GpuIsLost, nvml.NVMLError_InvalidArgument) as error:
@@ -63,7 +63,7 @@ class NvidiaBackend:
             raise Unavailable(f"NVML does not open the card: {error}") from error
         return NvidiaSensor(nvml, gpu, handle)
 
-    def _session(self) -> Nvml:
+    def session(self) -> Nvml:
         """NVML, started once. Raises Unavailable with what to do."""
         with self._starting:
             nvml = self._nvml = self._nvml or library(self._root)
@@ -89,43 +89,41 @@ class NvidiaSensor:
     """One card."""
 
     def __init__(self, nvml: Nvml, gpu: str, handle: Any) -> None:
+        self._session = Session(nvml)
         self._nvml = nvml
         self._gpu = gpu
         self._handle = handle
         self._seen_us = 0  # time stamp of the last utilisation sample taken
-        self._mig = self._fact(lambda: nvml.nvmlDeviceGetMigMode(handle)[0]) == 1
+        self._mig = self._session.fact(lambda: nvml.nvmlDeviceGetMigMode(handle)[0]) == 1
         self._new_samples()  # what came before the first poll is not of it
-        self._why_no_ecc = self._ecc_absence()
-        counters = {} if self._why_no_ecc else self._read_counters()
-        # What the card never told is not expected; what it stops telling is missed.
-        self._counter_keys = tuple(
-            k for k, r in counters.items() if r.status is not ReadingStatus.UNSUPPORTED
-        )
+        self._activity = Activity(nvml, handle)
+        self._throttled_ns: dict[int, int] = {}  # time counters at the last poll, by field
+        self._ecc = NvidiaCounters(self._session, handle)
 
     def describe(self) -> Device:
         nvml, handle = self._nvml, self._handle
         readings = self.read()
         counters = self.read_ecc() or {}
         total = readings[Q.MEMORY_TOTAL_BYTES].value
-        capability = self._fact(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
-        cap_mw = self._fact(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+        capability = self._session.fact(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+        cap_mw = self._session.fact(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
         return Device(
             gpu=self._gpu,
             vendor="nvidia",
-            index=self._fact(lambda: nvml.nvmlDeviceGetIndex(handle)) or 0,
-            model=self._text(lambda: nvml.nvmlDeviceGetName(handle)),
+            index=self._session.fact(lambda: nvml.nvmlDeviceGetIndex(handle)) or 0,
+            model=self._session.text(lambda: nvml.nvmlDeviceGetName(handle)),
             arch=f"sm_{capability[0]}{capability[1]}" if capability else None,
-            uuid=self._text(lambda: nvml.nvmlDeviceGetUUID(handle)),
-            driver=self._text(nvml.nvmlSystemGetDriverVersion),
-            vbios=self._text(lambda: nvml.nvmlDeviceGetVbiosVersion(handle)),
+            uuid=self._session.text(lambda: nvml.nvmlDeviceGetUUID(handle)),
+            driver=self._session.text(nvml.nvmlSystemGetDriverVersion),
+            vbios=self._session.text(lambda: nvml.nvmlDeviceGetVbiosVersion(handle)),
             memory_total_bytes=None if total is None else int(total),
             temperature_sensor=Q.TEMPERATURE_CORE_C,
             slowdown_c=self._slowdown_c(readings[Q.TEMPERATURE_CORE_C]),
             power_cap_w=cap_mw / 1000 if cap_mw else None,
             supported=readings,
-            ecc=_ecc_support(self._why_no_ecc, counters),
+            ecc=self._ecc.support(counters),
             ecc_baseline=counters,
-            notes=self._notes(counters),
+            notes=(*([_MIG_ON] if self._mig else []), *self._ecc.notes(counters)),
         )
 
     def read(self) -> Mapping[Quantity, Reading]:
@@ -148,19 +146,14 @@ class NvidiaSensor:
                 Q.PCIE_SPEED_GTS, lambda: GTS_OF_GENERATION.get(generation(handle), 0.0)
             ),
             Q.PCIE_REPLAYS: self._ask(Q.PCIE_REPLAYS, lambda: nvml.nvmlDeviceGetPcieReplayCounter(handle)),
+            Q.ENERGY_J: self._ask(
+                Q.ENERGY_J, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+            ),
         }
-        return readings | self._memory() | self._throttle()
+        return readings | self._memory() | self._throttle() | self._at_work()
 
     def read_ecc(self) -> Mapping[str, Reading] | None:
-        if not self._counter_keys:
-            return None
-        counters = self._read_counters()
-        return {
-            key: Reading.unreadable(f"told before, now: {counters[key].reason}")
-            if counters[key].status is ReadingStatus.UNSUPPORTED
-            else counters[key]
-            for key in self._counter_keys
-        }
+        return self._ecc.read()
 
     def _utilisation(self) -> Reading:
         """The mean of NVML's own samples since the last poll; its last figure where there is none."""
@@ -176,7 +169,7 @@ class NvidiaSensor:
 
     def _new_samples(self) -> list[int]:
         nvml = self._nvml
-        samples = self._fact(
+        samples = self._session.fact(
             lambda: nvml.nvmlDeviceGetSamples(self._handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, self._seen_us)[
                 1
             ]
@@ -206,7 +199,14 @@ class NvidiaSensor:
             return {Q.MEMORY_TOTAL_BYTES: reading, Q.MEMORY_FREE_BYTES: reading}
         return {Q.MEMORY_TOTAL_BYTES: reading, Q.MEMORY_FREE_BYTES: judged(Q.MEMORY_FREE_BYTES, info[0].free)}
 
+    def _at_work(self) -> dict[Quantity, Reading]:
+        try:
+            return self._activity.read()
+        except self._nvml.NVMLError as error:  # a lost card has raised before
+            return dict.fromkeys(QUANTITIES, Reading.unreadable(f"NVML: {error}"))
+
     def _throttle(self) -> dict[Quantity, Reading]:
+        """Whether the card slowed itself since the last poll: by its reasons now, and its time counters."""
         nvml = self._nvml
         asked: list[int] = []
 
@@ -217,14 +217,28 @@ class NvidiaSensor:
             return int(bool(asked[0] & (_SW_THERMAL | _HW_THERMAL) or slowed))
 
         reading = self._ask(Q.THERMAL_THROTTLE, heat)
-        power = Reading.ok(float(bool(asked[0] & (_SW_POWER_CAP | _HW_POWER_BRAKE)))) if asked else reading
-        return {Q.THERMAL_THROTTLE: reading, Q.POWER_THROTTLE: power}
+        slowed_before = [self._has_slowed(field) for field in _throttle_fields(nvml)]
+        if not asked:
+            return {Q.THERMAL_THROTTLE: reading, Q.POWER_THROTTLE: reading}
+        by_power = bool(asked[0] & (_SW_POWER_CAP | _HW_POWER_BRAKE))
+        flags = bool(reading.value) or slowed_before[0], by_power or slowed_before[1]
+        heat_reading, power_reading = (Reading.ok(float(flag)) for flag in flags)
+        return {Q.THERMAL_THROTTLE: heat_reading, Q.POWER_THROTTLE: power_reading}
 
-    def _field(self, field_id: int) -> int:
+    def _has_slowed(self, field_id: int) -> bool:
+        """Whether a counter of slowed nanoseconds has risen since the last poll."""
+        now_ns = self._session.fact(lambda: self._field(field_id, "ullVal"))
+        if now_ns is None:
+            return False
+        last_ns = self._throttled_ns.get(field_id, now_ns)
+        self._throttled_ns[field_id] = now_ns
+        return bool(now_ns > last_ns)
+
+    def _field(self, field_id: int, kind: str = "uiVal") -> int:
         (value,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, [field_id])
         if value.nvmlReturn != self._nvml.NVML_SUCCESS:
             raise self._nvml.NVMLError(value.nvmlReturn)
-        return int(value.value.uiVal)
+        return int(getattr(value.value, kind))
 
     def _signed_field(self, field_id: int) -> int:
         value = self._field(field_id)
@@ -233,93 +247,23 @@ class NvidiaSensor:
     def _slowdown_c(self, now: Reading) -> float | None:
         """Where the card slows itself down. Hopper tells only how far that is from now."""
         nvml, handle = self._nvml, self._handle
-        threshold = self._fact(
+        threshold = self._session.fact(
             lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
         )
         if threshold:
             return float(threshold)
-        margin = self._fact(lambda: nvml.nvmlDeviceGetMarginTemperature(handle))
-        slowdown = self._fact(lambda: self._signed_field(nvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT))
+        margin = self._session.fact(lambda: nvml.nvmlDeviceGetMarginTemperature(handle))
+        slowdown = self._session.fact(
+            lambda: self._signed_field(nvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT)
+        )
         if now.value is None or margin is None or slowdown is None:
             return None
         return float(
             now.value + margin - slowdown
         )  # both count down to limits; the slow-down's is below zero
 
-    def _ecc_absence(self) -> str:
-        nvml = self._nvml
-        try:
-            current, pending = nvml.nvmlDeviceGetEccMode(self._handle)
-        except nvml.NVMLError_NotSupported:
-            return "this card has no ECC"
-        except nvml.NVMLError:
-            return ""  # the counters will say what is wrong
-        if current:
-            return ""
-        return "ECC is off" + (
-            ": on after the next reboot" if pending else ": switch it on (nvidia-smi -e 1)"
-        )
-
-    def _read_counters(self) -> dict[str, Reading]:
-        nvml = self._nvml
-        kinds = (
-            ("corrected", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
-            ("uncorrected", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
-        )
-        views = (("volatile", nvml.NVML_VOLATILE_ECC), ("aggregate", nvml.NVML_AGGREGATE_ECC))
-        return {
-            f"{view}/all/{kind}": self._counter(kind_id, view_id)
-            for view, view_id in views
-            for kind, kind_id in kinds
-        }
-
-    def _counter(self, kind: int, view: int) -> Reading:
-        return self._guarded(
-            lambda: counted(self._nvml.nvmlDeviceGetTotalEccErrors(self._handle, kind, view))
-        )
-
-    def _notes(self, counters: Mapping[str, Reading]) -> tuple[str, ...]:
-        notes = [_MIG_ON] if self._mig else []
-        history = {k: r.value for k, r in counters.items() if k.startswith("aggregate/") and r.value}
-        notes += [f"{key} was {count:.0f} before the run" for key, count in history.items()]
-        rows = self._fact(lambda: self._nvml.nvmlDeviceGetRemappedRows(self._handle))
-        if rows and any(rows):
-            corrected, uncorrected, pending, failed = rows
-            notes.append(
-                f"rows remapped: {corrected} for corrected, {uncorrected} for uncorrected errors"
-                + (", more pending a reset" if pending else "")
-                + (", and a remapping failed" if failed else "")
-            )
-        return tuple(notes)
-
     def _ask(self, quantity: Quantity, question: Callable[[], float]) -> Reading:
-        return self._guarded(lambda: judged(quantity, question()))
-
-    def _guarded(self, question: Callable[[], Reading]) -> Reading:
-        """NVML's errors as what they mean. Raises CardGone."""
-        nvml = self._nvml
-        try:
-            return question()
-        except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired, nvml.NVMLError_GpuNotFound) as error:
-            raise CardGone(f"lost: {error}") from error
-        except nvml.NVMLError_NotSupported:
-            return Reading.unsupported("this card or driver does not tell it")
-        except (AttributeError, nvml.NVMLError_FunctionNotFound):
-            return Reading.unsupported("this NVML is too old to tell it")
-        except nvml.NVMLError as error:
-            return Reading.unreadable(f"NVML: {error}")
-
-    def _fact(self, question: Callable[[], Any]) -> Any:
-        """A fact for which no reason is needed; None where there is none."""
-        try:
-            return question()
-        except (AttributeError, self._nvml.NVMLError):
-            return None
-
-    def _text(self, question: Callable[[], Any]) -> str | None:
-        told = self._fact(question)
-        text = told.decode("utf-8", "replace") if isinstance(told, bytes) else told
-        return text if text and not re.fullmatch(r"\[?N/A\]?", text) else None
+        return self._session.guarded(lambda: judged(quantity, question()))
 
 
 def library(root: Path) -> Nvml:
@@ -334,17 +278,14 @@ def library(root: Path) -> Nvml:
     return Replay(pynvml, answers)
 
 
+def _throttle_fields(nvml: Nvml) -> tuple[int, int]:
+    """Counters of nanoseconds slowed for heat and for power. The newer, finer ones have changed their numbers
+    between drivers, these have not."""
+    return nvml.NVML_FI_DEV_PERF_POLICY_THERMAL, nvml.NVML_FI_DEV_PERF_POLICY_POWER
+
+
 def _address(nvml: Nvml, handle: Any) -> str:
     told = nvml.nvmlDeviceGetPciInfo(handle).busId
     address = address_of(told.decode() if isinstance(told, bytes) else told)
     assert address is not None, told
     return address
-
-
-def _ecc_support(why_none: str, counters: Mapping[str, Reading]) -> Reading:
-    if why_none:
-        return Reading.unsupported(why_none)
-    if not counters:
-        return Reading.unsupported("the driver tells no error counters of this card")
-    failed = [reading for reading in counters.values() if reading.status is not ReadingStatus.OK]
-    return Reading.unreadable(failed[0].reason) if failed else Reading.ok(1.0)

@@ -12,7 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 Answers = dict[str, list[Any]]  # by call: what it returned, or {"error": code}
-_N_KEY_ARGUMENTS = {"nvmlDeviceGetSamples": 2}  # the third is the time of the last answer
+# The third of Samples is the time of the last answer; a request for metrics holds the samples' addresses.
+_N_KEY_ARGUMENTS = {"nvmlDeviceGetSamples": 2, "nvmlGpmMetricsGet": 0}
+_REQUEST, _METRICS_MAX = "c_nvmlGpmMetricsGet_t", 16  # metrics that a request may ask for
 
 
 class Recorder:
@@ -48,6 +50,8 @@ class Recorder:
             return self._hide(value.decode("utf-8", "replace"))
         if isinstance(value, str):
             return self._hide(value)
+        if type(value).__name__ == _REQUEST:
+            return {"metrics": [self._plain(metric) for metric in value.metrics[: value.numMetrics]]}
         if isinstance(value, ctypes.Structure | ctypes.Union):
             return {field[0]: self._plain(getattr(value, field[0])) for field in value._fields_}
         if isinstance(value, SimpleNamespace):
@@ -68,6 +72,8 @@ class Replay:
         self._left = {key: list(told) for key, told in answers.items()}
 
     def __getattr__(self, name: str) -> Any:
+        if name == _REQUEST:
+            return _request
         if not _is_call(name):
             return getattr(self._nvml, name)
 
@@ -82,7 +88,12 @@ class Replay:
 
 
 def _is_call(name: str) -> bool:
-    return name.startswith(("nvmlDevice", "nvmlSystem", "nvmlInit"))
+    return name.startswith(("nvmlDevice", "nvmlSystem", "nvmlInit", "nvmlGpm", "nvmlEvent"))
+
+
+def _request() -> SimpleNamespace:
+    """Stands in for the structure that asks for metrics, whose fields take real samples only."""
+    return SimpleNamespace(metrics=[SimpleNamespace() for _ in range(_METRICS_MAX)])
 
 
 def _key(name: str, arguments: Any) -> str:

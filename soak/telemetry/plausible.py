@@ -29,6 +29,12 @@ BOUNDS: Mapping[Quantity, tuple[float, float]] = {
     Quantity.PCIE_WIDTH: (1.0, 32.0),  # a dead device answers all ones, which reads as 63 lanes
     Quantity.PCIE_SPEED_GTS: (1.0, 256.0),
     Quantity.PCIE_REPLAYS: (0.0, 2.0**32 - 2),
+    Quantity.SM_ACTIVE_PCT: _PERCENT,
+    Quantity.TENSOR_ACTIVE_PCT: _PERCENT,
+    Quantity.DRAM_ACTIVE_PCT: _PERCENT,
+    Quantity.MEMORY_GTT_USED_BYTES: (0.0, 2.0**46),
+    Quantity.MEMORY_VISIBLE_USED_BYTES: (0.0, 2.0**46),
+    Quantity.ENERGY_J: (0.0, 2.0**44),  # 5 kW for a century
 }
 
 COUNT_MAX = 2**40  # no card counts a million million errors in its life

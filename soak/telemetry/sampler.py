@@ -84,7 +84,7 @@ class _Child:
             self._beats = tuple(self._beat(target, order) for target in order.targets)
             for beat in self._beats:
                 beat.start()
-            self._follow_kernel_log([target.gpu for target in order.targets])
+            self._follow_witnesses(order.targets)
         else:
             threading.Thread(target=self._detect, args=(order,), name="detect", daemon=True).start()
 
@@ -96,10 +96,20 @@ class _Child:
             time.sleep(LOOK_S)
         os._exit(0)
 
-    def _follow_kernel_log(self, gpus: Sequence[str]) -> None:
+    def _follow_witnesses(self, targets: Sequence[Target]) -> None:
+        """The kernel log, and what NVML announces, which speaks its language."""
         path = self._root / "dev/kmsg"
+        log = KernelLog(path, [target.gpu for target in targets], self._tell, boot_ms)
         if self._root == Path("/") or path.exists():  # a recorded machine may have none: nothing to say
-            KernelLog(path, gpus, self._tell, boot_ms).start()
+            log.start()
+        announced = [target.gpu for target in targets if target.backend == "nvidia"]
+        if announced:
+            from soak.telemetry.nvidia import NvidiaBackend
+            from soak.telemetry.nvml_events import NvmlEvents
+
+            backend = self._backend("nvidia")
+            assert isinstance(backend, NvidiaBackend)
+            NvmlEvents(backend.session, announced, log.take_in).start()
 
     def _beat(self, target: Target, order: Watch) -> Beat:
         def open_sensor() -> Sensor:
@@ -141,7 +151,7 @@ class _Child:
         deadline_s = time.monotonic() + order.answer_ms / 1000
         for thread in threads:
             thread.join(max(deadline_s - time.monotonic(), 0))
-        no_answer = f"no answer in {order.answer_ms / 1000:g} s"
+        no_answer = f"no answer in {order.answer_ms / 1000:.0f} s"
         found = tuple(devices.get(gpu) or _silent(gpu, order.backend, no_answer) for gpu in gpus)
         self._send(Detected(order.backend, found, "" if found else "no card"))
 

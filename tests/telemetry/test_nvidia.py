@@ -40,6 +40,7 @@ class Card:
             "CurrPcieLinkWidth": 16,
             "CurrPcieLinkGeneration": 5,
             "PcieReplayCounter": 0,
+            "TotalEnergyConsumption": 2_500_000_000,
             "MigMode": [0, 0],
             "Name": "NVIDIA H200",
             "UUID": f"GPU-{address}",
@@ -47,6 +48,8 @@ class Card:
             "CudaComputeCapability": (9, 0),
             "RemappedRows": (0, 0, 0, 0),
             "memory_temperature": 71,
+            "slowed_for_heat_ns": NOT_SUPPORTED,
+            "slowed_for_power_ns": NOT_SUPPORTED,
         } | answers
 
 
@@ -70,6 +73,8 @@ class FakeNvml:
         self.n_sessions = 0
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("nvmlGpm"):
+            raise AttributeError(name)  # a library that has none
         if name.startswith("nvmlDeviceGet"):
             return lambda card, *_, **__: self.answer(card, name.removeprefix("nvmlDeviceGet"))
         return getattr(pynvml, name)
@@ -141,13 +146,15 @@ class FakeNvml:
         told = {
             pynvml.NVML_FI_DEV_MEMORY_TEMP: card.answers["memory_temperature"],
             pynvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT: 2**32 - 2,
+            pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL: card.answers["slowed_for_heat_ns"],
+            pynvml.NVML_FI_DEV_PERF_POLICY_POWER: card.answers["slowed_for_power_ns"],
         }
         self.answer(card, "Name")
         answers = [told.get(number, NOT_SUPPORTED) for number in ids]
         return [
             SimpleNamespace(nvmlReturn=answer.code, value=SimpleNamespace(uiVal=0))
             if isinstance(answer, Raises)
-            else SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=answer))
+            else SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=answer, ullVal=answer))
             for answer in answers
         ]
 
@@ -181,6 +188,10 @@ def test_a_card_as_it_should_be():
         Quantity.PCIE_WIDTH: 16.0,
         Quantity.PCIE_SPEED_GTS: 32.0,
         Quantity.PCIE_REPLAYS: 0.0,
+        Quantity.ENERGY_J: 2.5e6,
+        Quantity.SM_ACTIVE_PCT: None,  # see test_gpm.py
+        Quantity.TENSOR_ACTIVE_PCT: None,
+        Quantity.DRAM_ACTIVE_PCT: None,
     }
 
 
@@ -435,6 +446,41 @@ def test_event_reasons(bits, thermal, power):
     readings = backend(Card(A, CurrentClocksEventReasons=bits)).open(A).read()
     assert readings[Quantity.THERMAL_THROTTLE] == Reading.ok(thermal)
     assert readings[Quantity.POWER_THROTTLE] == Reading.ok(power)
+
+
+def test_a_slow_down_between_two_polls_is_seen_in_its_counter():
+    """The reasons are those of the instant; the counters of nanoseconds miss nothing."""
+    card = Card(A, slowed_for_heat_ns=7_000_000, slowed_for_power_ns=2**40)
+    of_a = backend(card).open(A)
+    flags = []
+    for heat_ns, power_ns in ((0, 0), (0, 1), (250_000_000, 0), (0, 0)):
+        card.answers["slowed_for_heat_ns"] += heat_ns
+        card.answers["slowed_for_power_ns"] += power_ns
+        readings = of_a.read()
+        flags.append((readings[Quantity.THERMAL_THROTTLE].value, readings[Quantity.POWER_THROTTLE].value))
+    assert flags == [(0, 0), (0, 1), (1, 0), (0, 0)]
+
+
+def test_a_counter_of_slow_down_that_goes_back_is_none():
+    card = Card(A, slowed_for_heat_ns=7_000_000)
+    of_a = backend(card).open(A)
+    of_a.read()
+    card.answers["slowed_for_heat_ns"] = 0  # the driver was loaded again
+    assert of_a.read()[Quantity.THERMAL_THROTTLE] == Reading.ok(0.0)
+
+
+def test_errors_by_place_are_a_view_of_their_own():
+    """They are the errors of `volatile` again: beside them, not on top of them."""
+    of_a = backend(Card(A, MemoryErrorCounter=3)).open(A)
+    counters = of_a.read_ecc()
+    assert counters["volatile_place/dram/corrected"] == Reading.ok(3.0)
+    assert counters["volatile_place/sram/uncorrected"] == Reading.ok(3.0)
+    assert {key.partition("/")[0] for key in counters} == {"volatile", "aggregate", "volatile_place"}
+
+
+def test_retired_pages_are_told():
+    told = backend(Card(A, RetiredPages=[4096, 8192])).open(A).describe()
+    assert "4 memory pages retired before the run" in told.notes  # two for each of two causes
 
 
 def test_the_slow_down_limit_by_its_distance():
