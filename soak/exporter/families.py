@@ -142,6 +142,12 @@ def _readings(kinds: Mapping[Quantity, str]) -> Callable[[Moment], Iterator[Row]
     return rows
 
 
+def _read_cost(m: Moment) -> Iterator[Row]:
+    """Of every poll that took any: a simulated one takes none."""
+    polled = ((card, card.poll) for card in m.present if card.poll is not None and card.poll.cost_ms > 0)
+    return (((card.device.gpu,), poll.cost_ms / 1000) for card, poll in polled)
+
+
 def _in_spec(m: Moment) -> Iterator[Row]:
     elapsed_ms = m.snapshot.elapsed_ms
     return (((c.device.gpu,), c.in_spec_ms / elapsed_ms) for c in m.present if elapsed_ms > 0)
@@ -276,6 +282,8 @@ FAMILIES: tuple[Family, ...] = (
            _GPU, _counted(lambda card: card.n_restarts)),
     Family("soak_sensor_errors_total", _C, "Polls in which a sensor gave no value that should give one.",
            ("gpu", "source"), _sensor_errors),
+    Family("soak_sensor_read_seconds", _G, "Processor time that the last reading of the sensors took.",
+           _GPU, _read_cost),
     Family("soak_last_progress_timestamp_seconds", _G, "When the card finished its last step.",
            _GPU, _every(lambda card: _seconds(card.progress_utc_ms))),
     Family("soak_last_sample_timestamp_seconds", _G, "When the card's sensors were last read.",

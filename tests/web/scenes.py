@@ -96,10 +96,13 @@ def at_hour(scenario: str, hour: float, n_gpus: int = 1) -> Snapshot:
 
 
 def with_everything() -> Snapshot:
-    """A run in which every metric has something to say: it hung, and a sensor of one card failed."""
+    """A run in which every metric has something to say: it hung, a sensor of one card failed, its polls cost
+    something."""
     snapshot = at_hour("hang", 20, n_gpus=2)
     first, second = snapshot.cards
-    return replace(snapshot, cards=(first, replace(second, n_sensor_errors={"power_w": 3})))
+    assert second.poll is not None
+    second = replace(second, n_sensor_errors={"power_w": 3}, poll=replace(second.poll, cost_ms=2.5))
+    return replace(snapshot, cards=(first, second))
 
 
 def before_t0(n_gpus: int = 1) -> Snapshot:

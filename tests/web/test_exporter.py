@@ -60,6 +60,7 @@ CONTRACT = {
     "soak_incidents_total": {"gpu", "kind"},
     "soak_worker_restarts_total": {"gpu"},
     "soak_sensor_errors_total": {"gpu", "source"},
+    "soak_sensor_read_seconds": {"gpu"},
     "soak_last_progress_timestamp_seconds": {"gpu"},
     "soak_last_sample_timestamp_seconds": {"gpu"},
     "soak_scheduler_missed_total": {"job"},
@@ -175,6 +176,14 @@ def test_a_healthy_run_in_numbers() -> None:
     assert one(found, "soak_scheduler_missed_total", job="rotate") == 0
     assert one(found, "soak_run_info", rack='r7 "left"', simulated="true", seed="7") == 1
     assert one(found, "soak_build_info", version=__version__) == 1
+
+
+def test_what_a_reading_costs() -> None:
+    snapshot = at_hour("healthy", 20, n_gpus=2)
+    poll = snapshot.cards[0].poll
+    assert poll is not None
+    found = samples(card(snapshot, poll=replace(poll, cost_ms=2.5)))
+    assert one(found, "soak_sensor_read_seconds") == 0.0025  # the other card's poll was not read by anybody
 
 
 @pytest.mark.parametrize(
