@@ -141,9 +141,17 @@ def _earlier_run(
     gpus = {d.gpu for d in devices}
     for summary in runs:
         info = summary.info
-        if info.host_id == host and {d.gpu for d in info.devices} == gpus and config.same_plan(info.config):
+        same = {d.gpu for d in info.devices} == gpus and not swapped(devices, info.devices)
+        if info.host_id == host and same and config.same_plan(info.config):
             return database.load(info.run_id)
     return None
+
+
+def swapped(devices: Sequence[Device], before: Sequence[Device]) -> list[str]:
+    """Where another card sits now than `before`, by PCI address: an address is a place, not a card. A card
+    that tells no UUID is taken for the one that was there."""
+    known = {d.gpu: d.uuid for d in before}
+    return [d.gpu for d in devices if d.uuid and known.get(d.gpu) and d.uuid != known[d.gpu]]
 
 
 def _require_same(config: Config, devices: Sequence[Device], before: RunRecord) -> None:
@@ -154,6 +162,12 @@ def _require_same(config: Config, devices: Sequence[Device], before: RunRecord) 
         raise ConfigError(
             f"Run {info.run_id} was begun on {', '.join(theirs)}, not on {', '.join(ours)}; "
             "give the same --device or another --run-id."
+        )
+    others = swapped(devices, info.devices)
+    if others:
+        raise ConfigError(
+            f"Run {info.run_id} was begun on another card than the one that is now at {', '.join(others)}; "
+            "give another --run-id."
         )
     if not config.same_plan(info.config):
         effective = config.effective()

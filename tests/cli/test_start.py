@@ -1,4 +1,4 @@
-"""What is settled before a run starts: whether the load fits the card."""
+"""What is settled before a run starts: whether the load fits the card, and whether it is the same card."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from soak.cli.start import require_fit
+from soak.cli.start import require_fit, swapped
 from soak.config import Config, parse, resolve
 from soak.core.errors import ConfigError
 from soak.core.records import Device
@@ -45,3 +45,15 @@ def test_a_sequence_beyond_the_memory_names_what_to_lower() -> None:
 
 def test_a_card_that_does_not_say_its_memory_is_not_refused() -> None:
     require_fit(config(tokens="4194304"), (replace(MI50, memory_total_bytes=None),))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [("A", "A", []), ("A", "B", ["0000:33:00.0"]), (None, "B", []), ("A", None, [])],
+)
+def test_another_card_in_the_same_slot_is_another_card(
+    before: str | None, now: str | None, expected: list[str]
+) -> None:
+    there = replace(MI50, gpu="0000:a3:00.0", uuid="C")
+    ours, theirs = (replace(MI50, uuid=now), there), (there, replace(MI50, uuid=before))
+    assert swapped(ours, theirs) == expected
