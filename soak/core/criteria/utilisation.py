@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from soak.core.criteria.base import Card, Conclusion, Evidence, Standing, earliest
-from soak.core.records import Cause, Quantity, Slot, State
+from soak.core.records import Cause, Incident, Quantity, Slot, State
+
+# What left the card without work although the card was able to: who did it.
+_NO_WORK: Mapping[str, Cause] = {
+    "worker_stopped": Cause.ENVIRONMENT,
+    "worker_killed": Cause.ENVIRONMENT,
+    "worker_out_of_memory": Cause.ENVIRONMENT,
+    "host_starved": Cause.ENVIRONMENT,
+    "out_of_device_memory": Cause.ENVIRONMENT,
+    "worker_error": Cause.SOFTWARE,
+    "compile_error": Cause.SOFTWARE,
+}
 
 
 class Utilisation:
@@ -20,14 +32,22 @@ class Utilisation:
         self._widest = 0.0  # PCIe lanes
         self._narrowest = float("inf")
         self._first_bad_ms: int | None = None
+        self._bad_slots = 0  # bit k: slot k has bad seconds
+        self._without_work = 0  # bit k: in slot k something took the card's work away
+        self._why_without_work: tuple[int, str] | None = None  # the earliest
 
     def fold(self, record: Evidence) -> None:
+        if isinstance(record, Incident) and record.kind in _NO_WORK:
+            self._without_work |= 1 << self._card.protocol.slot_index(record.at_ms)
+            why = (record.at_ms, record.kind)
+            self._why_without_work = min(self._why_without_work or why, why)
         if not isinstance(record, Slot):
             return
         self._in_spec_ms += record.in_spec_ms
         self._suspect_ms += record.suspect_ms
         self._bad_ms += record.bad_ms
         if record.bad_ms:
+            self._bad_slots |= 1 << record.index
             self._throttled_ms += record.throttled_ms
             self._first_bad_ms = earliest(self._first_bad_ms, record.first_bad_ms)
         width = record.stats.get(Quantity.PCIE_WIDTH)
@@ -74,6 +94,17 @@ class Utilisation:
                 Cause.HARDWARE,
                 f"the PCIe link fell from {self._widest:.0f} to {self._narrowest:.0f} lanes",
             )
+        if self._why_without_work is not None and self._was_left_without_work():
+            kind = self._why_without_work[1]
+            return _NO_WORK[kind], f"around an incident that left the card without work ({kind})"
         if 2 * self._throttled_ms >= self._bad_ms:
             return Cause.ENVIRONMENT, "the card throttled itself for heat"
         return Cause.HARDWARE, "no throttling and no change of the link was seen"
+
+    def _was_left_without_work(self) -> bool:
+        """Whether at least half of the bad slots follow, without a break, from one in which (or beside which)
+        the card's work was taken away."""
+        bad, taken = self._bad_slots, self._without_work
+        begun = (taken | taken << 1 | taken >> 1) & bad
+        followed = begun | bad & ~(bad + begun)  # the carry runs through neighbouring bits and clears them
+        return 2 * followed.bit_count() >= bad.bit_count()
