@@ -22,6 +22,7 @@ from soak.core.verdict import CardJudgement, Judgement, earlier_attempts, judgem
 
 DUTIES = ("rotate", "check", "sample", "end")
 LATE_MS = 2_000  # a duty this late is done without its wake, and the wake counts as missed
+BEAT_WITHIN_MS = 2_000  # a worker says how far it is at least this often, half a second being the rule
 HEARTBEAT_MS = 10_000  # open rows and elapsed time go to the store this often (promised: 15 s)
 LAST_CHECK_WITHIN_MS = 60_000
 STOP_WITHIN_MS = {"load": 2_000, "telemetry": 700, "store": 1_500}  # a stop takes under 5 s in all
@@ -188,13 +189,13 @@ class Run:
             self.note(happening)
 
     def _place(self, item: LoadEvent | Poll) -> tuple[int, str, str, tuple[int | str, ...]]:
-        """When something counts. A poll is judged by what the load did up to two polls after it: a heartbeat
+        """When something counts. A poll is judged by what the load did up to a little after it: a heartbeat
         may be late, but one from beyond a standstill says nothing about the time before."""
         patience_ms = 0
         rest: tuple[int | str, ...] = ()
         match item:
             case Poll():
-                patience_ms = 2 * self._protocol.poll_ms
+                patience_ms = max(2 * self._protocol.poll_ms, BEAT_WITHIN_MS)
             case Progress():
                 rest = (item.rotation, item.n_steps)
             case Checked():

@@ -109,9 +109,7 @@ class Waker:
         moved_ms = (now.utc_ms - now.boot_ms - self._offset_ms, now.boot_ms - now.awake_ms - self._asleep_ms)
         if max(abs(ms) for ms in moved_ms) > DRIFT_MS:
             self._lay_out(now)
-            for (
-                duty
-            ) in DUTIES:  # a job that fell due just now was replaced; a wake that is early does no harm
+            for duty in DUTIES:  # one may have fallen due just now; a wake that is early does no harm
                 self._inbox.put(duty)
 
     def _lay_out(self, now: Look) -> None:
@@ -122,9 +120,8 @@ class Waker:
             ("rotate", protocol.rotate_ms), ("check", protocol.check_ms), ("sample", protocol.sample_ms),
         ):  # fmt: skip
             next_ms = (max(elapsed_ms, 0) // every_ms + 1) * every_ms
-            trigger = IntervalTrigger(
-                seconds=every_ms / 1000, start_date=self._wall(next_ms), timezone=UTC
-            )  # fmt: skip
+            start = self._wall(next_ms)
+            trigger = IntervalTrigger(seconds=every_ms / 1000, start_date=start, timezone=UTC)
             self._add(duty, trigger)
         if elapsed_ms < protocol.duration_ms:
             self._add("end", DateTrigger(self._wall(protocol.duration_ms), timezone=UTC))
