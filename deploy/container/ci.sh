@@ -28,7 +28,7 @@ logs() { "${podman[@]}" logs "$1" 2>&1; }
 now_ms() { date +%s%3N; }
 say() { echo "$*" | tee -a "$log"; }
 table=()
-row() { table+=("$(printf '%-58s %s' "$1" "$2")"); say "$1: $2"; }
+row() { table+=("$(printf '%-66s %s' "$1" "$2")"); say "$1: $2"; }
 
 fail() {
   say "FAILED: $*"
@@ -38,6 +38,7 @@ fail() {
 }
 
 tidy() {
+  umount "$work/base" 2> /dev/null || true
   buildah "${store[@]}" rm --all > /dev/null 2>&1 || true
   pod rm --force --all --time 1 > /dev/null || true
   pod volume rm --force --all > /dev/null || true
@@ -69,11 +70,13 @@ END
 
 # --- build
 
-make_base() {
+make_base() {  # in memory where that is allowed: dpkg waits for the disk after each file
+  mkdir "$work/base"
+  mount -t tmpfs -o size=1g tmpfs "$work/base" 2>> "$log" || true
   debootstrap --variant=minbase --include=python3,python3-pip bookworm "$work/base" >> "$log"
   tar --directory "$work/base" --exclude './var/cache/apt/archives/*.deb' --exclude './var/lib/apt/lists/*' --create . \
     | pod import - localhost/soak-base:bookworm > /dev/null
-  rm -rf "$work/base"
+  umount "$work/base" 2> /dev/null || rm -rf "$work/base"
 }
 
 pip_mounts() {  # into `mounts`: pip's configuration of this machine, for the build alone, and the files that it names
