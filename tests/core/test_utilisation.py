@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from soak.core.records import Cause, Finding, Quantity, Slot, State, Stats
 
@@ -113,3 +115,60 @@ def test_heat_is_the_environment(make: Any) -> None:
 
 def test_unexplained_is_the_hardware(make: Any) -> None:
     assert judged(make, lost(make, bad=30), make.ended()).cause is Cause.HARDWARE
+
+
+# -- who left the card without work
+
+
+def idle(make: Any, *bad_slots: int) -> list[Slot]:
+    return [
+        make.slot(i, bad_ms=30_000, first_bad_ms=i * 60_000 + 1_000) if i in bad_slots else make.slot(i)
+        for i in range(10)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("worker_killed", Cause.ENVIRONMENT),
+        ("worker_stopped", Cause.ENVIRONMENT),
+        ("worker_out_of_memory", Cause.ENVIRONMENT),
+        ("host_starved", Cause.ENVIRONMENT),
+        ("out_of_device_memory", Cause.ENVIRONMENT),
+        ("worker_error", Cause.SOFTWARE),
+        ("compile_error", Cause.SOFTWARE),
+        ("worker_crashed", Cause.HARDWARE),
+        ("no_progress", Cause.HARDWARE),
+        ("clock_step", Cause.HARDWARE),
+    ],
+)
+def test_idle_seconds_are_blamed_on_what_took_the_work_away(make: Any, kind: str, cause: Cause) -> None:
+    rows = [*idle(make, 3, 4), make.incident(kind, 200_000)]
+    for order in (rows, rows[::-1]):
+        found = judged(make, order, make.ended())
+        assert (found.state, found.cause) == (State.FAIL, cause)
+
+
+def test_it_fails_whoever_it_was(make: Any) -> None:
+    rows = idle(make, 3, 4)
+    with_reason = [*rows, make.incident("worker_killed", 200_000)]
+    assert judged(make, rows, make.ended()).state is judged(make, with_reason, make.ended()).state
+
+
+def test_a_long_gone_incident_excuses_nothing(make: Any) -> None:
+    rows = [*idle(make, 6, 7), make.incident("worker_killed", 200_000)]
+    assert judged(make, rows, make.ended()).cause is Cause.HARDWARE
+
+
+@given(bad=st.sets(st.integers(0, 9), min_size=1), taken=st.sets(st.integers(0, 9), max_size=3))
+def test_bad_slots_follow_from_an_incident_without_a_break(make: Any, bad: set[int], taken: set[int]) -> None:
+    """Slot by slot: begun in or beside an incident's slot, and from there on as long as slots are bad."""
+    followed = set()
+    for slot in range(10):
+        begins = bool({slot - 1, slot, slot + 1} & taken)
+        if slot in bad and (begins or slot - 1 in followed):
+            followed.add(slot)
+    rows = [*idle(make, *bad), *(make.incident("worker_killed", slot * 60_000 + 1) for slot in taken)]
+    found = judged(make, rows, make.ended())
+    expected = Cause.ENVIRONMENT if taken and 2 * len(followed) >= len(bad) else Cause.HARDWARE
+    assert (found.state, found.cause) == (State.FAIL, expected)
