@@ -9,6 +9,7 @@ tensors under 2 GB.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -273,12 +274,16 @@ def _output(*command: str | Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table of `compile_all` for each architecture named; 0, or 1 where a kernel spills."""
+    """Print the table of `compile_all` for each architecture named, or with --json a list; 0, or 1 where a
+    kernel spills."""
     rows = [
         row
-        for arch in (arguments or ["gfx906", "sm_90"])
+        for arch in ([x for x in arguments if x != "--json"] or ["gfx906", "sm_90"])
         for row in compile_all(arch, dtypes=product_dtypes(arch))
     ]
+    if "--json" in arguments:
+        print(json.dumps([row.as_dict() for row in rows], indent=1))
+        return int(any(row.spills or row.scratch_bytes for row in rows))
     print(
         f"{'arch':8}{'kernel':32}{'config':34}{'vgprs':>6}{'spills':>7}{'scratch':>8}{'lds':>8}{'dot2':>6}{'wgmma':>6}"
     )

@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "runs": "soak.cli.report:runs",
     "simulate": "soak.cli.simulate:simulate",
     "doctor": "soak.cli.doctor:doctor",
+    "kernels": "soak.cli.kernels:kernels",
     "db": "soak.cli.db:db",
 }
 

@@ -82,3 +82,12 @@ def compiler() -> Iterator[Child]:
     child = Child("compiled", {"TRITON_INTERPRET": "0"})
     yield child
     child.close()
+
+
+@pytest.fixture(scope="session")
+def emulator() -> Iterator[Child]:
+    """The functions of gfx906/emulated.py, where Triton compiles for gfx906 and its code is executed."""
+    pytest.importorskip("triton")
+    child = Child("gfx906.emulated", {"TRITON_INTERPRET": "0"})
+    yield child
+    child.close()

@@ -1,0 +1,74 @@
+"""What there is: every kernel configuration of every card, with the reason of each choice.
+
+python -m soak_kernels.catalogue [--json]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from soak_kernels.tuning import POLICY
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One configuration. role: "product", or "negative": kept to show why it is none; causal, seq_len_max:
+    None for any."""
+
+    arch: str
+    kernel: str
+    role: str
+    pass_: str
+    head_dim: int
+    causal: bool | None
+    seq_len_max: int | None
+    config: str
+    reason: str
+
+
+def catalogue() -> list[Entry]:
+    """The policy's lines, then what gfx906 has of its own (where Triton is installed)."""
+    entries = [
+        Entry(rule.arch, "attention", "product", rule.pass_, rule.head_dim, rule.causal, rule.seq_len_max,
+        rule.tile.name,
+              rule.reason)
+        for rule in POLICY
+    ]  # fmt: skip
+    try:
+        from soak_kernels.gfx906.configurations import configurations
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        return entries
+    return entries + [
+        Entry("gfx906", c.kernel, c.role, c.pass_, c.head_dim, c.causal, None, c.tile, c.reason)
+        for c in configurations()
+    ]
+
+
+def main(argv: Sequence[str]) -> int:
+    entries = catalogue()
+    if "--json" in argv:
+        rows = [asdict(entry) for entry in entries]
+        print(
+            json.dumps([{"pass" if k == "pass_" else k: v for k, v in row.items()} for row in rows], indent=1)
+        )
+        return 0
+    print(
+        f"{'arch':8}{'kernel':15}{'role':10}{'pass':9}{'dim':>4} {'mask':7}{'rows':>6}  {'config':34}reason"
+    )
+    for e in entries:
+        mask = {None: "any", True: "causal", False: "full"}[e.causal]
+        rows_ = "any" if e.seq_len_max is None else f"<={e.seq_len_max}"
+        print(
+            f"{e.arch:8}{e.kernel:15}{e.role:10}{e.pass_:9}{e.head_dim:4} {mask:7}{rows_:>6}"
+            f"  {e.config:34}{e.reason}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
