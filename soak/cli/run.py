@@ -22,7 +22,7 @@ from soak.cli.view import set_up_logging, watching
 from soak.clock import SystemClock
 from soak.config import OPTIONS, Request, format_duration, parse, resolve
 from soak.core.errors import EXIT_PASS, CannotRun
-from soak.core.records import Device, RunRecord
+from soak.core.records import Device, RunRecord, State
 from soak.core.resume import What
 from soak.core.snapshot import Snapshot
 from soak.core.verdict import Judgement
@@ -256,12 +256,26 @@ def _print_certificate(database: Database, run_id: str, judgement: Judgement, en
 
 
 def _certificate(database: Database, run_id: str, judgement: Judgement, end: str) -> str:
-    """The certificate from the store; where that cannot be read, the verdict as it was reached live."""
+    """The certificate from the store; where that lost the end of the run, what was reached live."""
     if not any(card.findings for card in judgement.cards):
         return f"Stopped before the clock started ({end}); nothing was recorded."
     try:
         record: RunRecord = database.load(run_id)
     except CannotRun as error:
         say_error(str(error))
-        return f"{judgement.words} (run {run_id}, as reached before the store was lost)"
-    return rendered(record, exit_judgement(record), "text", colour=is_terminal(sys.stdout)).rstrip("\n")
+        return _as_reached(judgement, run_id)
+    stored = exit_judgement(record)
+    if not stored.complete or stored.verdict is not judgement.verdict:
+        return _as_reached(judgement, run_id)
+    return rendered(record, stored, "text", colour=is_terminal(sys.stdout)).rstrip("\n")
+
+
+def _as_reached(judgement: Judgement, run_id: str) -> str:
+    lines = [f"{judgement.words} (run {run_id}, as reached live; the store does not hold its end)"]
+    for card in judgement.cards:
+        lines += [
+            f"  {found.gpu} {found.criterion} {found.state}: {found.reason}"
+            for found in card.findings
+            if found.required and found.state is not State.PASS
+        ]
+    return "\n".join(lines)

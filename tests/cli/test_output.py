@@ -101,3 +101,15 @@ def test_a_live_run_is_not_closed_by_a_later_start(machine: Any) -> None:
     assert late.returncode == 4, late.stdout
     assert "Run live is held by process" in late.stderr
     assert "closed" not in machine.run("runs").stdout
+
+
+def test_a_run_whose_database_was_removed_says_what_it_reached(machine: Any) -> None:
+    daemon = machine.start("run", *machine.small, "--duration", "5m", "--run-id", "robbed")
+    machine.wait_for(machine.begun)
+    for path in machine.data_dir.glob("soak.db*"):
+        path.unlink()
+    machine.wait_for(lambda: "was removed or replaced" in machine.log())
+    os.kill(daemon.pid, signal.SIGTERM)
+    assert daemon.wait(30) == 3
+    assert "INCONCLUSIVE (run robbed, as reached live; the store does not hold its end)" in machine.log()
+    assert "cpu coverage unknown:" in machine.log()
