@@ -55,6 +55,11 @@ class EccLedger:
         """Whether a reading has every counter of the baseline."""
         return self.raw.keys() <= raw.keys()
 
+    def risen(self, raw: Mapping[str, Reading]) -> dict[str, int]:
+        """Of an incomplete reading: the counters that are higher than they were last."""
+        told = {key: int(r.value) for key, r in raw.items() if r.status is ReadingStatus.OK and r.value}
+        return {key: value for key, value in told.items() if value > self.raw.get(key, value)}
+
     def totals(self) -> dict[str, int]:
         """Errors since t0 by kind. Views (volatile, aggregate) show the same errors: the largest counts;
         blocks of one view are summed."""

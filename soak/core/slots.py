@@ -159,15 +159,19 @@ class SlotFold:
         return self._protocol.ecc_every_ms + 2 * self._protocol.poll_ms
 
     def _take_ecc(self, poll: Poll, first_ms: int, at_ms: int, slot: _OpenSlot) -> None:
-        raw = readable(poll.ecc) if poll.ecc is not None else None
-        if raw is None or self._last_ecc_ms is None or not self._ledger.covers(raw):
+        if poll.ecc is None or self._last_ecc_ms is None:
+            return
+        raw = readable(poll.ecc)
+        if raw is None or not self._ledger.covers(raw):  # no reading; but an error that was seen, was seen
+            rose = self._ledger.risen(poll.ecc)
+            if rose:
+                self._ledger.read(rose, after_gap=False)
+                slot.take_ecc(self._ledger)
             return
         gap = self._ecc_gap or first_ms - self._last_ecc_ms > 3 * self._protocol.ecc_every_ms
         self.went_back += self._ledger.read(raw, after_gap=gap)
         self._last_ecc_ms, self._ecc_gap = at_ms, False
-        slot.ecc = self._ledger.totals()
-        slot.ecc_raw = dict(self._ledger.raw)
-        slot.ecc_doubt = self._ledger.doubt
+        slot.take_ecc(self._ledger)
 
     def _slot(self, index: int) -> _OpenSlot:
         if index not in self._open:
@@ -259,6 +263,9 @@ class _OpenSlot:
                 self.values.setdefault(quantity, _Values()).take(reading.value, n)
             else:
                 self.missing[quantity] = f"{reading.status}: {reading.reason}"
+
+    def take_ecc(self, ledger: EccLedger) -> None:
+        self.ecc, self.ecc_raw, self.ecc_doubt = ledger.totals(), dict(ledger.raw), ledger.doubt
 
     def take_time(self, begin_ms: int, end_ms: int, kind: str, throttled: bool) -> None:
         self.times[kind] += end_ms - begin_ms
