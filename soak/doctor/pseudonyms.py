@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 _HEX = "0123456789abcdef"
+_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{1,62}[0-9A-Za-z]")
 # What has a form that nothing else has.
 _BY_FORM = (
     re.compile(r"(?<![0-9a-f])[0-9a-f]{8}([-_])(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}(?![0-9a-f])", re.IGNORECASE),
@@ -28,11 +29,12 @@ class Pseudonyms:
         self._made: dict[str, str] = {}
 
     def learn(self, names: Iterable[str]) -> None:
-        """Names that look like nothing special: a host, a serial number. Those too short to be told apart
-        from ordinary words are not taken."""
-        for name in sorted({name.strip() for name in names}, key=len, reverse=True):
-            if len(name) >= 3 and set(name) - set("0 .-"):
-                self._pseudonym(name)
+        """Names that look like nothing special: a host, a serial number. Of one with blanks or other odd
+        characters the parts with a digit; those too short to be told apart from ordinary words are not taken.
+        """
+        parts = {part for name in names for part in _parts(name.strip())}
+        for part in sorted(parts, key=len, reverse=True):
+            self._pseudonym(part)
 
     def hide(self, text: str) -> str:
         """The text without what was learned, and without what shows itself by its form or place."""
@@ -53,6 +55,11 @@ class Pseudonyms:
         if name in self._made.values():
             return name
         return self._made.setdefault(name, _made_up(name, len(self._made) + 1))
+
+
+def _parts(name: str) -> list[str]:
+    found = [name] if _NAME.fullmatch(name) else [p for p in _NAME.findall(name) if re.search(r"\d", p)]
+    return [part for part in found if set(part) - set("0.-_")]
 
 
 def _made_up(name: str, number: int) -> str:

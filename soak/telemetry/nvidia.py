@@ -27,6 +27,7 @@ GTS_OF_GENERATION = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0, 7: 128.0
 # the two that caused it on cards that tell them apart; alone it is heat.
 _SW_THERMAL, _HW_THERMAL, _HW_SLOWDOWN = 0x20, 0x40, 0x08
 _SW_POWER_CAP, _HW_POWER_BRAKE = 0x04, 0x80
+_CARDS_MAX = 64
 _MIG_ON = "MIG is on: NVML tells no utilisation of a part of a card; switch it off (nvidia-smi -mig 0)"
 
 
@@ -46,11 +47,14 @@ class NvidiaBackend:
         except nvml.NVMLError as error:
             raise Unavailable(f"NVML does not count its cards: {error}") from error
         found = []
-        for index in range(n_cards):
+        for index in range(min(n_cards, _CARDS_MAX)):
             try:
-                found.append(_address(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
+                told = nvml.nvmlDeviceGetPciInfo(nvml.nvmlDeviceGetHandleByIndex(index)).busId
             except nvml.NVMLError:
                 continue  # a lost card keeps its number and nothing else; whoever expects it will miss it
+            address = address_of(told.decode() if isinstance(told, bytes) else told)
+            if address is not None:
+                found.append(address)
         return tuple(found)
 
     def open(self, gpu: str) -> Sensor:
@@ -282,10 +286,3 @@ def _throttle_fields(nvml: Nvml) -> tuple[int, int]:
     """Counters of nanoseconds slowed for heat and for power. The newer, finer ones have changed their numbers
     between drivers, these have not."""
     return nvml.NVML_FI_DEV_PERF_POLICY_THERMAL, nvml.NVML_FI_DEV_PERF_POLICY_POWER
-
-
-def _address(nvml: Nvml, handle: Any) -> str:
-    told = nvml.nvmlDeviceGetPciInfo(handle).busId
-    address = address_of(told.decode() if isinstance(told, bytes) else told)
-    assert address is not None, told
-    return address
