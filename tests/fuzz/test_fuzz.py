@@ -86,6 +86,6 @@ def test_inputs_guided_by_coverage(target: str, tmp_path: Path) -> None:
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     for path in broken.iterdir():
-        shutil.copy(path, CORPUS / target / path.name)
+        shutil.copy(path, CORPUS / target / f"{path.name}.input")
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     assert "Done " in done.stderr, done.stderr[-2000:]
