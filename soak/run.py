@@ -23,7 +23,7 @@ from soak.core.verdict import CardJudgement, Judgement, earlier_attempts, judgem
 DUTIES = ("rotate", "check", "sample", "end")
 LATE_MS = 2_000  # a duty this late is done without its wake, and the wake counts as missed
 BEAT_WITHIN_MS = 2_000  # a worker says how far it is at least this often, half a second being the rule
-HEARTBEAT_MS = 10_000  # open rows and elapsed time go to the store this often (promised: 15 s)
+HEARTBEAT_MS = 9_000  # open rows and elapsed time go to the store this often (promised: 15 s until stored)
 LAST_CHECK_WITHIN_MS = 60_000
 STOP_WITHIN_MS = {"load": 2_000, "telemetry": 700, "store": 1_500}  # a stop takes under 5 s in all
 # A run that ended by itself is in no hurry: a slow card or a locked database does not cost the verdict.

@@ -253,8 +253,8 @@ def test_a_worker_that_begins_with_an_old_rotation_is_not_counted(make: Any) -> 
     before = stored(make, first, 200_000)
     again = continued(make, before, 200_000)  # at the very begin of rotation 2, of which there is no row
     again.heartbeat(201_000, rotation=0, n=3)
-    assert again.rows(Rotation) == []
     again.heartbeat(202_000, rotation=2, n=5)
+    assert again.rows(Rotation) == []
     assert again.open(Rotation).index == 2
 
 

@@ -15,7 +15,9 @@ from soak.core.errors import CannotRun
 from soak.core.ports import Happening
 from soak.core.records import State, Verdict
 from soak.core.verdict import judge
-from soak.schedule import Waker, handle_signals
+from soak.run import HEARTBEAT_MS, STOP_WITHIN_MS
+from soak.schedule import TICK_S, Waker, handle_signals
+from soak.store.writer import Pace
 
 
 def states(judged: Any) -> dict[str, State]:
@@ -46,6 +48,15 @@ def test_duties_are_done_when_they_are_due(machine: Any) -> None:
         late_ms = [at_ms - t0_ms - n * every_ms for at_ms, what, n in one.load.orders if what == duty]
         assert len(late_ms) == 3_000 // every_ms
         assert all(0 <= ms < 900 for ms in late_ms), late_ms
+
+
+def test_a_kill_loses_fifteen_seconds_at_most() -> None:
+    """A heartbeat, the tick that notices that it is due, and the writer's patience with rows that change."""
+    assert HEARTBEAT_MS + TICK_S * 1_000 + Pace().open_rows_ms <= 15_000
+
+
+def test_a_stop_takes_less_than_five_seconds_by_its_deadlines() -> None:
+    assert sum(STOP_WITHIN_MS.values()) < 4_500
 
 
 def test_sigterm_ends_it_within_five_seconds(machine: Any, signals: Any, later: Any) -> None:
