@@ -38,11 +38,9 @@ fail() {
 }
 
 tidy() {
-  umount "$work/base" 2> /dev/null || true
   buildah "${store[@]}" rm --all > /dev/null 2>&1 || true
   pod rm --force --all --time 1 > /dev/null || true
-  pod volume rm --force --all > /dev/null || true
-  pod rmi --force --all > /dev/null || true
+  umount "$work/base" "$work/storage/overlay" 2> /dev/null || true
   rm -rf "$work"
 }
 trap tidy EXIT
