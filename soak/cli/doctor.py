@@ -15,6 +15,7 @@ import msgspec
 
 from soak.cli.options import given, options
 from soak.cli.run import settings_of
+from soak.cli.say import say, say_error
 from soak.cli.start import backends_for, find_devices
 from soak.cli.trial import trial_of
 from soak.clock import SystemClock
@@ -58,7 +59,7 @@ def doctor(as_json: bool, sysfs_root: str | None, capture: str | None, **flags: 
     facts = _facts(request, root)
     lines = judged(facts)
     took_s = (SystemClock().boot_ms() - began_ms) / 1000
-    click.echo(
+    say(
         as_document(lines)
         if as_json
         else as_checklist(lines, took_s, shutil.get_terminal_size((110, 25)).columns)
@@ -120,9 +121,9 @@ def _capture(request: Request, root: Path, folder: Path) -> int:
     absent = [f"{captured.vendor}: {captured.absence}" for captured in found if captured.absence]
     for captured in found:
         if not captured.absence:
-            click.echo(as_words(captured))
+            say(as_words(captured))
     for reason in absent + ([f"the rest: {silent}"] if silent else []):
-        click.echo(f"soak: not captured: {reason}", err=True)
+        say_error(f"not captured: {reason}")
     if len(absent) == len(found):
         raise CannotRun(f"Nothing was captured ({'; '.join(absent) or silent}).")
     return EXIT_PASS

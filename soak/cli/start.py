@@ -53,8 +53,11 @@ def find_devices(request: Request, sampler: Sampler, root: Path = Path("/")) -> 
             raise CannotRun(
                 f"The CPU cannot be watched ({why or 'it was not found'}); `soak doctor` says more."
             )
-        hint = access.none_found(root) or "`soak doctor` says more, `--device cpu` soaks the CPU."
-        raise CannotRun(f"No usable GPU on this machine ({why or 'none was found'}): {hint}")
+        hint = access.none_found(root).rstrip(".") or "`soak doctor` says more"
+        raise CannotRun(
+            f"No usable GPU on this machine ({why or 'none was found'}): {hint}; "
+            "`--device cpu` soaks the CPU instead."
+        )
     devices = select(request.device, found)
     if root == Path("/"):
         for gpu, reason in access.closed(devices).items():
