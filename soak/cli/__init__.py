@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,8 @@ def app() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; its exit code. An error is one sentence on stderr, with `--debug` also a traceback."""
+    if argv is None:  # as PID 1 of a container a signal without a handler is ignored, also while we start
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     arguments = list(sys.argv[1:] if argv is None else argv)
     prepare_standard_streams()
     try:

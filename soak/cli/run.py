@@ -182,7 +182,8 @@ def _soak(settled: Settled, plan: Plan, trial: Trial, parts: _Parts) -> int:
         pool.stop(2_000)
         writer.close(1_000)
     _print_certificate(parts.database, run_id, judgement, end)
-    _linger(settled.config.linger_ms, parts.inbox)
+    if end != "interrupted":  # who stops it is not waiting for the verdict to be scraped
+        _linger(settled.config.linger_ms, parts.inbox)
     return EXIT_CODES[judgement.verdict]
 
 

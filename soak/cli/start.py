@@ -61,7 +61,7 @@ def find_devices(request: Request, sampler: Sampler, root: Path = Path("/")) -> 
     devices = select(request.device, found)
     if root == Path("/"):
         for gpu, reason in access.closed(devices).items():
-            raise CannotRun(f"{gpu}: {reason}")
+            raise CannotRun(f"{gpu}: {reason}.")
     expected = request.expect_gpus
     names = ", ".join(d.gpu for d in devices)
     if expected is not None and len(devices) != expected:
