@@ -64,6 +64,7 @@ class CardState:
         self._ready: list[Row] = []  # rows that are final and not handed out yet
         self._progress: Progress | None = None
         self._poll: Poll | None = None
+        self._read_boot_ms: int | None = None  # of the last poll in which a sensor gave a value
         self._check: GradientCheck | None = None
         self._n_checks = {"pass": 0, "fail": 0}
         self._made: set[int] = set()  # checks
@@ -140,6 +141,8 @@ class CardState:
         errors_before = sum(self._slots.ecc_totals.values())
         self._slots.add(poll, at_ms, self._work())
         self._poll = poll
+        if any(reading.status is ReadingStatus.OK for reading in poll.readings.values()):
+            self._read_boot_ms = poll.boot_ms
         for quantity, reading in poll.readings.items():
             if reading.status is ReadingStatus.UNREADABLE:
                 self._n_sensor_errors[quantity] = self._n_sensor_errors.get(quantity, 0) + 1
@@ -294,7 +297,7 @@ class CardState:
             verdict=card_verdict(found),
             findings=found,
             poll=poll,
-            poll_utc_ms=None if self._poll is None else self._poll.boot_ms + utc_offset_ms,
+            poll_utc_ms=None if self._read_boot_ms is None else self._read_boot_ms + utc_offset_ms,
             slot=slots[-1] if slots else None,
             progress=progress,
             progress_utc_ms=None if last_step_ms is None else last_step_ms + utc_offset_ms,

@@ -19,7 +19,7 @@ class CardSnapshot:
     verdict: Verdict
     findings: tuple[Finding, ...]
     poll: Poll | None = None  # the last one; None before the first, and once the card is gone
-    poll_utc_ms: int | None = None
+    poll_utc_ms: int | None = None  # when a sensor last gave a value; a driver that hangs gives polls without
     slot: Slot | None = None  # the open slot
     progress: Progress | None = None
     progress_utc_ms: int | None = None  # when the last step finished

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from soak.doctor.facts import CardLook, Holder
 from soak.telemetry import pci
-from soak.telemetry.amd import cards, hwmon_folder
+from soak.telemetry.amd import cards
+from soak.telemetry.amd_hwmon import hwmon_folder
 from soak.telemetry.sysfs import number_or_none, text_or_none
 
 _DEVICE_FILES = re.compile(r"/dev/(kfd|dri/(card|renderD)\d+)")

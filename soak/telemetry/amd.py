@@ -13,14 +13,15 @@ from pathlib import Path
 from soak.core.records import Device, Quantity, Reading, ReadingStatus
 from soak.telemetry import amd_identity as identity
 from soak.telemetry import gpu_metrics, pci
+from soak.telemetry.amd_hwmon import Hwmon
 from soak.telemetry.amdgpuinfo import GraphicsPipe
 from soak.telemetry.plausible import judged, shown
 from soak.telemetry.ras import RasCounters, supports
 from soak.telemetry.sensors import CardGone, Sensor, Unavailable
 from soak.telemetry.sysfs import (
     absence,
+    entries,
     name_in,
-    number_or_none,
     read_bytes,
     read_quantity,
     text_or_none,
@@ -28,12 +29,6 @@ from soak.telemetry.sysfs import (
 )
 
 Q = Quantity
-_SENSOR_LABELS = {
-    "edge": Q.TEMPERATURE_EDGE_C,
-    "junction": Q.TEMPERATURE_JUNCTION_C,
-    "mem": Q.TEMPERATURE_MEMORY_C,
-}
-_CLOCK_LABELS = {"sclk": Q.CLOCK_CORE_HZ, "mclk": Q.CLOCK_MEMORY_HZ}
 _LEVELS = {Q.CLOCK_CORE_HZ: "pp_dpm_sclk", Q.CLOCK_MEMORY_HZ: "pp_dpm_mclk"}
 _STARRED = re.compile(r"\d+:\s*(\d+)\s*Mhz\s*\*", re.IGNORECASE)
 _FROM_METRICS: Mapping[Quantity, tuple[str, float]] = {  # where no file tells: field of gpu_metrics, scale
@@ -79,7 +74,7 @@ class AmdSensor:
         self._pipe = pipe
         self._n_contradictions = 0
         self._throttled: tuple[int, int] | None = None  # residency counters at the last read
-        self._open(device)
+        self._open(device, Hwmon(device))
         files, metrics = self._read_files(), self._metrics()
         self._from_metrics = frozenset(
             quantity
@@ -100,12 +95,11 @@ class AmdSensor:
             and readings[Q.TEMPERATURE_JUNCTION_C].status is ReadingStatus.OK
         ):
             judged_sensor = Q.TEMPERATURE_JUNCTION_C  # cards without an edge sensor (MI300)
-        crit = self._limit(judged_sensor, "crit")
-        cap = number_or_none(self._hwmon / "power1_cap") if self._hwmon else None
+        crit = self._hwmon.limit(judged_sensor, "crit")
         return Device(
             gpu=self._gpu,
             vendor="amd",
-            index=list(cards(self._root)).index(self._gpu),
+            index=self._index(),
             model=identity.model(self._device),
             arch=identity.arch(self._root, self._gpu, self._device),
             uuid=identity.unique_id(self._device),
@@ -114,12 +108,19 @@ class AmdSensor:
             memory_total_bytes=None if total is None else int(total),
             temperature_sensor=judged_sensor,
             slowdown_c=crit,
-            power_cap_w=cap / 1e6 if cap else None,
+            power_cap_w=self._hwmon.power_cap_w(),
             supported=readings,
             ecc=Reading.unsupported(why_none) if why_none else supports(counters),
             ecc_baseline=counters,
             notes=self._notes(readings, judged_sensor),
         )
+
+    def _index(self) -> int:
+        """Among the driver's cards, by address."""
+        present = list(cards(self._root))
+        if self._gpu not in present:
+            raise CardGone("gone from the amdgpu driver")
+        return present.index(self._gpu)
 
     def read(self) -> Mapping[Quantity, Reading]:
         readings = self._read_files()
@@ -135,10 +136,9 @@ class AmdSensor:
     def read_ecc(self) -> Mapping[str, Reading] | None:
         return self._ras.read() or None
 
-    def _open(self, device: Path) -> None:
+    def _open(self, device: Path, hwmon: Hwmon) -> None:
         self._device = device
-        self._hwmon, self._temperatures, self._clocks = _hwmon_of(device)
-        self._power = _power_file(self._hwmon)
+        self._hwmon = hwmon
         self._links = pci.links_to_root(device)
         self._is_vega20 = text_or_none(device / "device") in identity.VEGA20_IDS
         self._ras = RasCounters(device)
@@ -152,12 +152,13 @@ class AmdSensor:
         folder = cards(self._root).get(self._gpu)
         if folder is None:
             raise CardGone("gone from the amdgpu driver")
-        self._open(folder)
+        self._open(folder, Hwmon(folder, self._hwmon.had))
         return self._read_files()
 
     def _read_files(self) -> dict[Quantity, Reading]:
         device = self._device
         total = read_quantity(device / "mem_info_vram_total", Q.MEMORY_TOTAL_BYTES)
+        by_hwmon = self._hwmon.read()
         readings = {
             Q.UTILISATION_PCT: read_quantity(device / "gpu_busy_percent", Q.UTILISATION_PCT),
             Q.MEMORY_BUSY_PCT: read_quantity(device / "mem_busy_percent", Q.MEMORY_BUSY_PCT),
@@ -167,26 +168,12 @@ class AmdSensor:
             Q.MEMORY_VISIBLE_USED_BYTES: read_quantity(
                 device / "mem_info_vis_vram_used", Q.MEMORY_VISIBLE_USED_BYTES
             ),
-            Q.POWER_W: read_quantity(self._power, Q.POWER_W, 1e-6) if self._power else _NO_HWMON,
             Q.PCIE_WIDTH: pci.link_width(self._links),
             Q.PCIE_SPEED_GTS: pci.link_speed(self._links),
             Q.PCIE_REPLAYS: read_quantity(device / "pcie_replay_count", Q.PCIE_REPLAYS),
         }
-        readings |= self._read_temperatures()
-        for quantity, name in _LEVELS.items():
-            clock = self._clocks.get(quantity)
-            readings[quantity] = read_quantity(clock, quantity) if clock else _level(device / name, quantity)
-        return readings
-
-    def _read_temperatures(self) -> dict[Quantity, Reading]:
-        found = {q: read_quantity(path, q, 0.001) for q, path in self._temperatures.items()}
-        if found and all("ENOENT" in reading.reason for reading in found.values()):
-            self._hwmon, self._temperatures, self._clocks = _hwmon_of(self._device)  # numbered anew
-            self._power = _power_file(self._hwmon)
-            again = {q: read_quantity(path, q, 0.001) for q, path in self._temperatures.items()}
-            found = {q: again.get(q, Reading.unreadable(reading.reason)) for q, reading in found.items()}
-        absent = Reading.unsupported("no such sensor on this card") if self._hwmon else _NO_HWMON
-        return {q: found.get(q, absent) for q in _SENSOR_LABELS.values()}
+        levels = {q: _level(device / name, q) for q, name in _LEVELS.items() if q not in by_hwmon}
+        return readings | by_hwmon | levels
 
     def _metrics(self) -> gpu_metrics.Metrics | Reading:
         path = self._device / "gpu_metrics"
@@ -237,30 +224,20 @@ class AmdSensor:
             f"gpu_busy_percent says {busy.value:g} while the registers show {pipe.value:.0f} % busy"
         )
 
-    def _limit(self, quantity: Quantity, name: str) -> float | None:
-        path = self._temperatures.get(quantity)
-        if path is None:
-            return None
-        limit = read_quantity(path.with_name(path.name.replace("_input", f"_{name}")), quantity, 0.001)
-        return limit.value
-
     def _notes(self, readings: Mapping[Quantity, Reading], judged_sensor: Quantity) -> tuple[str, ...]:
         notes = [*identity.origin_notes(self._device)]
-        if self._power is not None and readings[Q.POWER_W].status is ReadingStatus.OK:
-            notes.append(f"power is hwmon's {self._power.name}")
+        if self._hwmon.power_name is not None and readings[Q.POWER_W].status is ReadingStatus.OK:
+            notes.append(f"power is hwmon's {self._hwmon.power_name}")
         notes += [f"{quantity} is taken from gpu_metrics" for quantity in sorted(self._from_metrics)]
         if judged_sensor is not Q.TEMPERATURE_EDGE_C:
             notes.append("has no edge sensor: the junction is judged")
         for quantity in (Q.TEMPERATURE_EDGE_C, Q.TEMPERATURE_JUNCTION_C, Q.TEMPERATURE_MEMORY_C):
-            crit, emergency = self._limit(quantity, "crit"), self._limit(quantity, "emergency")
+            crit, emergency = self._hwmon.limit(quantity, "crit"), self._hwmon.limit(quantity, "emergency")
             if crit is not None and emergency is not None:
                 notes.append(f"{quantity}: critical at {crit:g}, emergency at {emergency:g}")
         if len(self._links) > 1:
             notes.append(f"PCIe link is the narrowest of {len(self._links)} up to the root")
         return (*notes, *self._ras.notes())
-
-
-_NO_HWMON = Reading.unsupported("no hwmon folder of the amdgpu driver")
 
 
 def _is_never_told(reading: Reading) -> bool:
@@ -272,14 +249,14 @@ def cards(root: Path) -> dict[str, Path]:
     """amdgpu's cards by PCI address in the order of the addresses: those with a DRM node, and those that the
     driver holds without one."""
     found: dict[str, Path] = {}
-    for card in (root / "sys/class/drm").glob("card*"):
+    for card in entries(root / "sys/class/drm", "card*"):
         device = card / "device"
         if re.fullmatch(r"card\d+", card.name) and _uevent(device).get("DRIVER") == "amdgpu":
             address = pci.address_of(_uevent(device).get("PCI_SLOT_NAME", device.resolve().name))
             if address is not None:
                 found[address] = device.resolve()
-    for device in (root / "sys/bus/pci/drivers/amdgpu").glob("*"):
-        if pci.is_address(device.name):
+    for device in entries(root / "sys/bus/pci/drivers/amdgpu"):
+        if pci.is_address(device.name) and device.is_dir():
             found.setdefault(device.name, device.resolve())
     return dict(sorted(found.items()))
 
@@ -287,41 +264,6 @@ def cards(root: Path) -> dict[str, Path]:
 def _uevent(device: Path) -> dict[str, str]:
     pairs = (line.partition("=") for line in (text_or_none(device / "uevent") or "").splitlines())
     return {key: value for key, _, value in pairs}
-
-
-def _hwmon_of(device: Path) -> tuple[Path | None, dict[Quantity, Path], dict[Quantity, Path]]:
-    """The card's hwmon folder, its temperature files and its clock files."""
-    folder = hwmon_folder(device)
-    if folder is None:
-        return None, {}, {}
-    return folder, _labelled(folder, "temp", _SENSOR_LABELS), _labelled(folder, "freq", _CLOCK_LABELS)
-
-
-def hwmon_folder(device: Path) -> Path | None:
-    """The card's hwmon folder; its number is not stable."""
-    folders = sorted((device / "hwmon").glob("hwmon*"))
-    return next((folder for folder in folders if text_or_none(folder / "name") == "amdgpu"), None)
-
-
-def _labelled(folder: Path, kind: str, labels: Mapping[str, Quantity]) -> dict[Quantity, Path]:
-    """Input files by what their labels say; kernels without labels have the first of each kind only."""
-    found: dict[Quantity, Path] = {}
-    for path in sorted(folder.glob(f"{kind}[0-9]*_input")):
-        label = text_or_none(path.with_name(path.name.replace("_input", "_label")))
-        if label is None and path.name == f"{kind}1_input":
-            label = next(iter(labels))
-        if label is not None and label in labels:
-            found[labels[label]] = path
-    return found
-
-
-def _power_file(hwmon: Path | None) -> Path | None:
-    """Vega 20 has `power1_average` or `power1_input`, by kernel and firmware; the first that answers."""
-    if hwmon is None:
-        return None
-    files = [hwmon / name for name in ("power1_average", "power1_input")]
-    answering = (path for path in files if read_quantity(path, Q.POWER_W, 1e-6).status is ReadingStatus.OK)
-    return next(answering, next((path for path in files if path.exists()), files[0]))
 
 
 def _free(total: Reading, used_path: Path) -> Reading:

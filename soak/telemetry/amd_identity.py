@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from soak.telemetry.sysfs import name_in, number_of, text_or_none
+from soak.telemetry.sysfs import entries, name_in, number_of, text_or_none
 
 VEGA20_IDS = frozenset({"0x66a0", "0x66a1", "0x66a2", "0x66a3", "0x66a4", "0x66a7", "0x66af"})
 
@@ -60,7 +60,7 @@ def unique_id(device: Path) -> str | None:
 def arch(root: Path, gpu: str, device: Path) -> str | None:
     """The compiler's name of the architecture (`gfx906`), from the compute driver's topology; else from the
     PCI id of the cards that are known."""
-    nodes = [_properties(path) for path in sorted((root / "sys/class/kfd/kfd/topology/nodes").glob("*"))]
+    nodes = [_properties(path) for path in entries(root / "sys/class/kfd/kfd/topology/nodes")]
     gpus = [node for node in nodes if node.get("gfx_target_version", 0) > 0]
     here = [node for node in gpus if _address(node) == gpu]
     device_id = name_in(device / "device")

@@ -46,6 +46,7 @@ class Beat:
         self._answer_ms = max(2000, 2 * poll_ms)
         self._lock = threading.Lock()  # orders what the reading thread tells and what `look` tells
         self._asked_ms: int | None = None  # when the read in progress began
+        self._gap_ms = -ERROR_EVERY_MS  # when a gap was last told of as an incident
         self._told_ms = 0  # when `look` last said that there is no answer
         self._sensor: Sensor | None = None
         self._ecc_due_ms = 0
@@ -57,16 +58,20 @@ class Beat:
         threading.Thread(target=self._run, name=f"beat {self._gpu}", daemon=True).start()
 
     def look(self) -> None:
-        """Tells a poll without values where the card has not answered in time. Never waits for the card."""
+        """Tells a poll without values where the card has not answered in time, and a gap at first. Never
+        waits for the card."""
         with self._lock:
             now_ms = self._clock()
             if self._asked_ms is None or now_ms - self._asked_ms < self._answer_ms:
                 return
             if now_ms - max(self._told_ms, self._asked_ms) < self._poll_ms:
                 return
+            reason = f"no answer in {(now_ms - self._asked_ms) / 1000:.0f} s"
+            if self._told_ms < self._asked_ms and now_ms - self._gap_ms >= ERROR_EVERY_MS:
+                self._gap_ms = now_ms
+                self._tell(Happening("sensor_gap", now_ms, self._gpu, reason))
             self._told_ms = now_ms
-            silent_s = (now_ms - self._asked_ms) / 1000
-            self._tell(Poll(self._gpu, now_ms, self._nothing(f"no answer in {silent_s:.0f} s")))
+            self._tell(Poll(self._gpu, now_ms, self._nothing(reason)))
 
     def _run(self) -> None:
         due_ms = self._clock() + self._poll_ms

@@ -19,6 +19,7 @@ from soak.telemetry.plausible import judged
 from soak.telemetry.sensors import Sensor
 from soak.telemetry.sysfs import (
     absence,
+    entries,
     name_in,
     number_of,
     number_or_none,
@@ -249,7 +250,7 @@ def _cpuinfo(root: Path) -> dict[str, str]:
 
 def _numbered(folder: Path, pattern: str) -> list[Path]:
     """Entries that match, sorted by the numbers in their names."""
-    return sorted(folder.glob(pattern), key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
+    return sorted(entries(folder, pattern), key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
 
 
 def _temperature_files(root: Path) -> list[Path]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from soak.core.records import Reading
 from soak.telemetry.sensors import CardGone
+from soak.telemetry.sysfs import says_nothing
 
 Nvml = Any  # the module pynvml, or what stands in for it
 
@@ -44,4 +44,4 @@ class Session:
         """A fact in words; None where there is none, or where NVML writes that there is none."""
         told = self.fact(question)
         text = told.decode("utf-8", "replace") if isinstance(told, bytes) else told
-        return text if text and not re.fullmatch(r"\[?N/A\]?", text) else None
+        return text if text and not says_nothing(text) else None

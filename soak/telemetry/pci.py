@@ -8,7 +8,7 @@ from pathlib import Path
 
 from soak.core.records import Quantity, Reading
 from soak.telemetry.plausible import judged, shown
-from soak.telemetry.sysfs import number_of, text_or_none, text_or_reading
+from soak.telemetry.sysfs import entries, number_of, text_or_none, text_or_reading
 
 VENDOR_IDS = {"amd": "0x1002", "nvidia": "0x10de"}
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -33,7 +33,7 @@ def gpus_on_bus(root: Path, vendor: str) -> tuple[str, ...]:
     """Addresses of this vendor's display and 3D controllers, with or without a driver."""
     return tuple(
         folder.name
-        for folder in sorted((root / "sys/bus/pci/devices").glob("*"))
+        for folder in entries(root / "sys/bus/pci/devices")
         if is_address(folder.name)
         and text_or_none(folder / "vendor") == VENDOR_IDS[vendor]
         and (text_or_none(folder / "class") or "").startswith("0x03")

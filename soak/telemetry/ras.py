@@ -7,7 +7,7 @@ from pathlib import Path
 
 from soak.core.records import Reading, ReadingStatus
 from soak.telemetry.plausible import counted, shown
-from soak.telemetry.sysfs import name_in, number_of, text_or_none, text_or_reading
+from soak.telemetry.sysfs import entries, name_in, number_of, text_or_none, text_or_reading
 
 KINDS = {"ue": "uncorrected", "ce": "corrected", "de": "deferred"}
 REQUIRED = ("ue", "ce")  # deferred errors are counted by newer drivers, for memory only
@@ -28,7 +28,7 @@ class RasCounters:
 
     def absence(self, root: Path) -> str:
         """Why there are no counters; "" where there are some."""
-        if any(self._folder.glob("*_err_count")):
+        if entries(self._folder, "*_err_count"):
             return ""
         if text_or_none(root / "sys/module/amdgpu/parameters/ras_enable") == "0":
             return "error counting is switched off: amdgpu.ras_enable=0"
@@ -41,7 +41,9 @@ class RasCounters:
         state = text_or_none(self._device / "power/runtime_status")
         asleep = state is not None and state not in ("active", "unsupported")
         found: dict[str, Reading] = {}
-        present = {path.name.removesuffix("_err_count"): path for path in self._folder.glob("*_err_count")}
+        present = {
+            path.name.removesuffix("_err_count"): path for path in entries(self._folder, "*_err_count")
+        }
         for block in sorted(present.keys() | self._kinds.keys()):
             path = present.get(block, self._folder / f"{block}_err_count")
             counts = Reading.unreadable(f"the card is {shown(state or '')}") if asleep else parsed(path)

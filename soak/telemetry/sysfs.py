@@ -15,11 +15,24 @@ from soak.core.records import Quantity, Reading
 from soak.telemetry.plausible import counted, judged, shown
 
 PAGE = 4096  # no attribute of sysfs is longer
+_NOTHING = re.compile(
+    r"\[?\s*(n/?\.?a\.?|none|null|unknown( error)?|not (available|supported|applicable|specified|readable)|"
+    r"insufficient permissions|.*(has been deprecated|inaccessible))\s*\]?",
+    re.IGNORECASE,
+)
 _NUMBER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 
 # A driver that resets or suspends its card answers these for a moment, whoever asks.
 RESET_SUSPECTED = frozenset({errno.EPERM, errno.EBUSY})
 _NOT_OFFERED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+def entries(folder: Path, pattern: str = "*") -> list[Path]:
+    """What a folder has by this name, sorted; nothing where it is not there, or goes meanwhile."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
 
 
 def read_bytes(path: Path, limit: int = PAGE) -> bytes:
@@ -53,7 +66,14 @@ def text_or_none(path: Path, limit: int = PAGE) -> str | None:
 def name_in(path: Path) -> str | None:
     """A name to show; None where the file holds none, or bytes that are none (a worn EEPROM gives such)."""
     text = text_or_none(path, 128)
-    return text if text is not None and text.isprintable() and "\ufffd" not in text else None
+    if text is None or says_nothing(text):
+        return None
+    return text if text.isprintable() and "\ufffd" not in text else None
+
+
+def says_nothing(text: str) -> bool:
+    """Whether a driver writes in words that it has no answer: `N/A`, `[Not Supported]` and the like."""
+    return _NOTHING.fullmatch(text.strip()) is not None
 
 
 def number_of(text: str) -> int | None:

@@ -40,15 +40,16 @@ def trouble(snapshot: Snapshot | None, age_ms: int) -> str:
 def _troubles(snapshot: Snapshot, card: CardSnapshot) -> list[str]:
     """As of the snapshot; what was never heard of is waited for from the start of the stretch on."""
     begun_ms = snapshot.boot_ms - snapshot.elapsed_ms + snapshot.attempt.stretches[-1].start_ms
-    polled_ms = begun_ms if card.poll is None else card.poll.boot_ms
+    offset_ms = snapshot.utc_ms - snapshot.boot_ms
+    read_ms = begun_ms if card.poll_utc_ms is None else card.poll_utc_ms - offset_ms
     progress = card.progress
     stepped_ms = None if progress is None else progress.last_step_boot_ms
     patience_ms = STEPS * (0.0 if progress is None else progress.expected_step_ms)
-    unread_ms = snapshot.boot_ms - polled_ms
+    unread_ms = snapshot.boot_ms - read_ms
     idle_ms = snapshot.boot_ms - (begun_ms if stepped_ms is None else stepped_ms)
     gpu, found = card.device.gpu, []
     if unread_ms > max(POLL_MS, POLLS * snapshot.protocol.poll_ms):
-        found.append(f"no poll of {gpu} for {unread_ms / 1000:.0f} s")
+        found.append(f"no reading of {gpu} for {unread_ms / 1000:.0f} s")
     if idle_ms > max(STEP_MS, patience_ms):
         found.append(f"no step finished on {gpu} for {idle_ms / 1000:.0f} s")
     return found

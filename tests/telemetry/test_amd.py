@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -474,6 +476,56 @@ def test_retired_pages_are_told(mi50):
 
 
 # In the sampler
+
+
+def test_a_tree_that_changes_while_it_is_read(mi50):
+    """hwmon is numbered anew, files come and go, the card leaves and comes back, all in the midst of reads:
+    a reading is what the files said at some moment, or an absence."""
+    card_folder, done = device(mi50), threading.Event()
+    hwmon = next((card_folder / "hwmon").iterdir())
+    aside = card_folder.with_name("away")
+
+    def disturb() -> None:
+        for turn in itertools.cycle(range(4)):
+            if done.wait(0.002):
+                return
+            if turn == 0:
+                hwmon.rename(hwmon.with_name("hwmon9"))
+            elif turn == 1:
+                hwmon.with_name("hwmon9").rename(hwmon)
+            elif turn == 2:
+                card_folder.rename(aside)
+            else:
+                aside.rename(card_folder)
+
+    backend, expected = AmdBackend(mi50), sensor(mi50).read()
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    n_values = n_gone = 0
+    try:
+        of_card = backend.open("0000:33:00.0")
+        for _ in range(150):
+            try:
+                readings = of_card.read()
+                backend.open("0000:33:00.0").describe()  # whatever it finds
+                counters = of_card.read_ecc() or {}
+            except CardGone:
+                n_gone += 1
+                continue
+            for quantity, reading in readings.items():
+                assert reading.value in (None, expected[quantity].value), quantity
+                n_values += reading.value is not None
+            assert all(reading.value in (None, 0.0) for reading in counters.values())
+    finally:
+        done.set()
+        thread.join()
+    if aside.exists():
+        aside.rename(card_folder)
+    if not hwmon.exists():
+        hwmon.with_name("hwmon9").rename(hwmon)
+    assert n_values > 100
+    assert n_gone > 0
+    assert of_card.read() == expected, "a card that is back is read as before"
 
 
 def test_a_hung_card_stops_no_other(start, until, tree):

@@ -141,3 +141,26 @@ def test_a_look_at_a_card_that_answers_tells_nothing():
     beat = Beat("card", lambda: Scripted(good), told.append, 1000, 1000)
     beat.look()
     assert told == []
+
+
+def test_a_card_that_does_not_answer_has_a_gap_told_once_and_a_poll_a_beat():
+    """Time is handed in: the card hangs in its first read for ever."""
+    told: list[Poll | Happening] = []
+    now = [1000]
+    hung, never = threading.Event(), threading.Event()
+
+    def hang() -> Mapping[Quantity, Reading]:
+        hung.set()
+        never.wait()
+        return {}
+
+    beat = Beat("card", lambda: Scripted(hang), told.append, 1, 10_000, clock=lambda: now[0])
+    beat.start()
+    assert hung.wait(5)
+    for now[0] in (2999, 3000, 3000, 3001, 63_500):
+        beat.look()
+    (gap,) = happenings(told)
+    assert (gap.kind, gap.gpu, gap.detail, gap.boot_ms) == ("sensor_gap", "card", "no answer in 2 s", 3000)
+    assert [poll.boot_ms for poll in polls(told)] == [3000, 3001, 63_500]
+    assert "no answer in 62 s" in polls(told)[-1].readings[UTILISATION].reason
+    never.set()

@@ -45,6 +45,26 @@ def test_no_bytes_escape_as_an_exception_or_become_an_impossible_value(tmp_path,
     sysfs.read_count(tmp_path / "file")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("N/A", "[N/A]", "n/a", "NA", "N.A.", "[Not Supported]", "Not Available", "[Unknown Error]", "None"),
+        *("[Requested functionality has been deprecated]", "[Insufficient Permissions]", "null", " [ N/A ] "),
+        "Query currently inaccessible",
+    ],
+)
+def test_words_for_nothing_are_no_name(tmp_path, text):
+    (tmp_path / "product_name").write_text(f"{text}\n")
+    assert sysfs.name_in(tmp_path / "product_name") is None
+    assert sysfs.says_nothing(text)
+
+
+@pytest.mark.parametrize("text", ["NVIDIA H200", "113-D1631700-111", "Navi", "Nonesuch 5", "Not a card"])
+def test_names_are_names(tmp_path, text):
+    (tmp_path / "product_name").write_text(f"{text}\n")
+    assert sysfs.name_in(tmp_path / "product_name") == text
+
+
 def test_a_missing_file_is_unsupported(tmp_path):
     reading = sysfs.read_quantity(tmp_path / "gpu_busy_percent", Quantity.UTILISATION_PCT)
     assert reading == Reading.unsupported("no gpu_busy_percent (ENOENT)")

@@ -20,6 +20,7 @@ def silent(snapshot: Snapshot, index: int = 0, *, polls_ms: int = 0, steps_ms: i
     cards[index] = replace(
         card,
         poll=replace(card.poll, boot_ms=snapshot.boot_ms - polls_ms),
+        poll_utc_ms=snapshot.utc_ms - polls_ms,
         progress=replace(card.progress, last_step_boot_ms=snapshot.boot_ms - steps_ms),
     )
     return replace(snapshot, cards=tuple(cards))
@@ -48,14 +49,14 @@ def test_a_loop_that_stands_still_is_said() -> None:
 
 def test_a_silent_sampler_is_said_before_it_is_replaced() -> None:
     assert trouble(silent(at_hour("healthy", 20), polls_ms=3_900), 1_000) == ""
-    assert trouble(silent(at_hour("healthy", 20), polls_ms=4_200), 1_000) == f"no poll of {GPU} for 4 s"
+    assert trouble(silent(at_hour("healthy", 20), polls_ms=4_200), 1_000) == f"no reading of {GPU} for 4 s"
 
 
 def test_a_slow_poll_has_four_intervals() -> None:
     snapshot = at_hour("healthy", 20)
     slow = replace(snapshot, protocol=replace(snapshot.protocol, poll_ms=60_000))
     assert trouble(silent(slow, polls_ms=239_000), 0) == ""
-    assert trouble(silent(slow, polls_ms=241_000), 0) == f"no poll of {GPU} for 241 s"
+    assert trouble(silent(slow, polls_ms=241_000), 0) == f"no reading of {GPU} for 241 s"
 
 
 def test_steps_that_do_not_finish_are_said() -> None:
@@ -80,6 +81,14 @@ def test_a_hang_is_seen_in_a_real_run() -> None:
     assert {trouble(s, 0).rsplit(" for ")[0] for s in during} == {f"no step finished on {GPU}"}
 
 
+def test_polls_that_read_nothing_are_no_readings() -> None:
+    """A driver that hangs: the sampler goes on telling that there is no answer."""
+    snapshot = at_hour("healthy", 20)
+    (card,) = snapshot.cards
+    polled_now = replace(silent(snapshot, polls_ms=9_000).cards[0], poll=card.poll)
+    assert trouble(replace(snapshot, cards=(polled_now,)), 0) == f"no reading of {GPU} for 9 s"
+
+
 def test_a_card_that_is_out_does_not_make_the_daemon_sick() -> None:
     snapshot = silent(at_hour("healthy", 20, 2), polls_ms=60_000, steps_ms=60_000)
 
@@ -87,18 +96,18 @@ def test_a_card_that_is_out_does_not_make_the_daemon_sick() -> None:
         card: CardSnapshot = replace(snapshot.cards[0], **changes)
         return replace(snapshot, cards=(card, snapshot.cards[1]))
 
-    assert trouble(snapshot, 0) == f"no poll of {GPU} for 60 s; no step finished on {GPU} for 60 s"
+    assert trouble(snapshot, 0) == f"no reading of {GPU} for 60 s; no step finished on {GPU} for 60 s"
     assert trouble(changed(is_out=True), 0) == ""
     assert trouble(changed(up=False), 0) == ""
 
 
 def test_a_card_that_was_never_heard_of_is_waited_for_from_t0_on() -> None:
     begun = at_hour("healthy", 0)
-    mute = replace(begun, cards=(replace(begun.cards[0], poll=None, progress=None),))
+    mute = replace(begun, cards=(replace(begun.cards[0], poll=None, poll_utc_ms=None, progress=None),))
     at_3_s = replace(mute, elapsed_ms=3_000)
     at_12_s = replace(mute, elapsed_ms=12_000)
     assert trouble(at_3_s, 0) == ""
-    assert trouble(at_12_s, 0) == f"no poll of {GPU} for 12 s; no step finished on {GPU} for 12 s"
+    assert trouble(at_12_s, 0) == f"no reading of {GPU} for 12 s; no step finished on {GPU} for 12 s"
 
 
 @pytest.mark.parametrize("state", ["completed", "interrupted", "failed"])

@@ -51,7 +51,7 @@ def test_health_tells_of_a_stopped_sampler_and_of_its_replacement(surface: Surfa
         assert until(200).text == "ok\n"
         assert sampler.pid is not None
         os.kill(sampler.pid, signal.SIGSTOP)
-        assert until(503).text.startswith("no poll of cpu for ")
+        assert until(503).text.startswith("no reading of cpu for ")
         assert 'soak_gpu_up{gpu="cpu"} 1.0' in fetch("/metrics").text
         assert until(200).text == "ok\n"  # the child was replaced
         run.finish("interrupted", "the test is over")
