@@ -171,7 +171,7 @@ class Make:
 
     def record(self, rows: list[Any], attempts: list[Attempt] | None = None, **changes: Any) -> RunRecord:
         """A stored run of these rows; the last attempt's closing record counts them, if it has ended."""
-        of = {
+        of: dict[type, Any] = {
             kind: tuple(row for row in rows if isinstance(row, kind))
             for kind in (Slot, GradientCheck, IntegrityCheck, Incident)
         }

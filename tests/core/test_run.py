@@ -122,7 +122,8 @@ class Scene:
 
     def poll(self, gpu: str, **reading: Any) -> Poll:
         counters = self.make.counters(corrected=0, uncorrected=0)
-        return replace(self.make.poll(self.clock.now_ms, ecc=counters, **reading), gpu=gpu)
+        poll: Poll = self.make.poll(self.clock.now_ms, ecc=counters, **reading)
+        return replace(poll, gpu=gpu)
 
     def second(self, **reading: Any) -> None:
         """What a second brings, not yet taken by a tick."""
@@ -577,7 +578,8 @@ def test_a_poll_is_judged_by_what_was_known_around_it(make: Any) -> None:
     for second in range(40):
         scene.second()
         if second < 30:  # the heart beats, the steps stand
-            scene.load.events[-1] = replace(scene.load.events[-1], last_step_boot_ms=step_ms)
+            beat: Any = scene.load.events[-1]
+            scene.load.events[-1] = replace(beat, last_step_boot_ms=step_ms)
     scene.tick()
     scene.go(1)
     (slot,) = scene.stored().slots[:1]

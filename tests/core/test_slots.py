@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from soak.core.records import Poll, Quantity, Reading, Slot
+from soak.core.records import Quantity, Reading, Slot
 from soak.core.slots import SlotFold, Work, required_quantities, throttle_ms
 
 OK = {"corrected": 0, "uncorrected": 0}
@@ -361,7 +361,7 @@ def test_no_millisecond_is_two_things(make: Any, seen: list[Any], close_every: i
 
 
 @st.composite
-def stretches(draw: Any) -> list[tuple[int, int, dict[str, Any]]]:
+def stretches(draw: Any) -> Any:
     """(n, gap before the first in ms, what is read and what the load did)."""
     return draw(
         st.lists(
@@ -405,7 +405,7 @@ def test_a_stretch_of_n_polls_is_n_polls(make: Any, plan: list[Any]) -> None:
         ago_ms = seen["step_ago_ms"]
         work = Work(None if ago_ms is None else end_ms - ago_ms, 400.0)
 
-        def poll(at_ms: int, n: int, seen: Any = seen, counters: Any = counters) -> Poll:
+        def poll(at_ms: int, n: int, seen: Any = seen, counters: Any = counters) -> Any:
             values = seen["utilisation"], seen["temperature"]
             return make.poll(at_ms, *values, counters, n, thermal_throttle=seen["throttle"])
 

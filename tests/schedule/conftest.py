@@ -190,7 +190,7 @@ def set_scheduler(monkeypatch: pytest.MonkeyPatch) -> Callable[[SetClock], None]
     def by(clock: SetClock) -> None:
         class Stepped(datetime):
             @classmethod
-            def now(cls, tz: Any = None) -> datetime:
+            def now(cls, tz: Any = None) -> Any:
                 return datetime.now(tz) + timedelta(milliseconds=clock.utc_by_ms + clock.slept_ms)
 
         monkeypatch.setattr("apscheduler.schedulers.base.datetime", Stepped)

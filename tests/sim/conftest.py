@@ -55,7 +55,7 @@ class Theatre:
 
     def short(self, **changes: Any) -> Protocol:
         """Ten minutes with everything in it: 10 slots, 6 rotations, 3 checks."""
-        plain = self.config().protocol()
+        plain: Protocol = self.config().protocol()
         return replace(
             plain,
             **{

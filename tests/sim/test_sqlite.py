@@ -89,7 +89,8 @@ class Filed:
 
     def is_sound(self) -> bool:
         with closing(sqlite3.connect(self.path)) as connection:
-            return connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            (said,) = connection.execute("PRAGMA integrity_check").fetchone()
+        return bool(said == "ok")
 
 
 @pytest.fixture
