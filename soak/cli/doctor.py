@@ -15,7 +15,7 @@ import msgspec
 
 from soak.cli.options import given, options
 from soak.cli.run import settings_of
-from soak.cli.say import say, say_error
+from soak.cli.say import is_terminal, say, say_error
 from soak.cli.start import backends_for, find_devices
 from soak.cli.trial import trial_of
 from soak.clock import SystemClock
@@ -59,11 +59,9 @@ def doctor(as_json: bool, sysfs_root: str | None, capture: str | None, **flags: 
     facts = _facts(request, root)
     lines = judged(facts)
     took_s = (SystemClock().boot_ms() - began_ms) / 1000
-    say(
-        as_document(lines)
-        if as_json
-        else as_checklist(lines, took_s, shutil.get_terminal_size((110, 25)).columns)
-    )
+    width = shutil.get_terminal_size((110, 25)).columns
+    shown = as_document(lines) if as_json else as_checklist(lines, took_s, width, is_terminal(sys.stdout))
+    say(shown)
     return exit_code(lines)
 
 
@@ -140,13 +138,15 @@ def as_words(captured: Captured) -> str:
     return "\n".join([*lines, "  read it through before you pass it on, README.md first"])
 
 
-def as_checklist(lines: Sequence[Line], took_s: float, width: int = 100) -> str:
+def as_checklist(lines: Sequence[Line], took_s: float, width: int = 100, colour: bool = False) -> str:
     """For people: a line a check, and what to do below it."""
     name_width = max(len(line.check) for line in lines)
     gpu_width = max(len(line.gpu or "") for line in lines)
     shown = []
     for line in lines:
-        level = click.style(f"{line.level:<4}", fg=_COLOURS[line.level], bold=line.level is Level.FAIL)
+        level = f"{line.level:<4}"
+        if colour:
+            level = click.style(level, fg=_COLOURS[line.level], bold=line.level is Level.FAIL)
         where = f"{line.gpu or '':<{gpu_width}}  " if gpu_width else ""
         head = f"  {line.check:<{name_width}}  {where}"
         margin = " " * (len(head) + 4)
@@ -173,6 +173,6 @@ def as_document(lines: Sequence[Line]) -> str:
 
 def _say(words: str) -> None:
     """What is being waited for, on a terminal."""
-    if sys.stderr.isatty():
+    if is_terminal(sys.stderr):
         sys.stderr.write(f"\r\x1b[K{words}")
         sys.stderr.flush()

@@ -43,6 +43,9 @@ CHECKS: Sequence[Check] = (
     Check("driver", of_cards.driver, "Install or load the vendor's driver on the host."),
     Check("access", _told("access"), ""),
     Check("reach", of_cards.reach, "`--accept-inconclusive` starts all the same; `--waive ecc` covers ECC."),
+    Check(
+        "sensors", of_cards.sensors, "Look at the driver's log; a card in reset or suspend may answer later."
+    ),
     Check("ecc", of_cards.ecc, "Switch ECC on and reboot, or start with `--waive ecc`."),
     Check("memory history", of_cards.memory_history, "Reset the card or reboot before the run."),
     Check("memory", of_cards.free_memory, "End what holds the card's memory, or give fewer --tokens."),

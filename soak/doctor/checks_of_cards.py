@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from soak.core.reach import out_of_reach
 from soak.core.records import Device, Quantity, ReadingStatus
+from soak.core.slots import required_quantities
 from soak.doctor.facts import CardLook, Facts
 from soak.doctor.line import Level, Line
 from soak.load.memory import bytes_needed
@@ -48,6 +49,25 @@ def reach(facts: Facts) -> Iterator[Line]:
         yield Line("reach", level, sentence)
     if not missing:
         yield Line("reach", Level.OK, f"profile {intent.profile}: its criteria can be judged here")
+
+
+def sensors(facts: Facts) -> Iterator[Line]:
+    """What has to be read every second, and was not when it was first asked for."""
+    protocol = facts.intent.protocol
+    for device in facts.intent.devices if protocol is not None else ():
+        assert protocol is not None
+        wanted = sorted(required_quantities(protocol, device))
+        readings = {q: device.supported[q] for q in wanted if q in device.supported}
+        failed = [f"{q}: {r.reason}" for q, r in readings.items() if r.status is ReadingStatus.UNREADABLE]
+        if failed:
+            yield Line("sensors", Level.FAIL, "; ".join(failed), gpu=device.gpu)
+        elif readings:
+            told = [f"{_name(q)} {r.value:g}" for q, r in readings.items() if r.value is not None]
+            yield Line("sensors", Level.OK, ", ".join(told), gpu=device.gpu)
+
+
+def _name(quantity: Quantity) -> str:
+    return quantity.rpartition("_")[0].replace("_", " ")
 
 
 def ecc(facts: Facts) -> Iterator[Line]:

@@ -88,6 +88,8 @@ def pcie_link(facts: Facts) -> Iterator[Line]:
         says = f"{_lanes(width)} at {_speed(speed)} GT/s{'' if speed_loaded is not None else ' at rest'}"
         if narrow or slow:
             says += f", it could be {_lanes(look.link_width_max)} at {_speed(look.link_speed_max_gts)} GT/s"
+        if look.numa_node is not None:
+            says += f", NUMA node {look.numa_node}"
         yield Line("pcie link", Level.WARN if narrow or slow else Level.OK, says, gpu=gpu)
 
 

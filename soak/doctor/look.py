@@ -131,8 +131,11 @@ def _told(ask: Callable[[], Told]) -> Told:
 def data_folder(folder: Path) -> Told:
     """As `soak run` prepares it; a folder that is full soon counts as one that is."""
     from soak.store.folder import prepare_folder
+    from soak.store.host import HOST_ID_FILE, host_id
 
     folder = prepare_folder(folder)
+    if (folder / HOST_ID_FILE).exists():
+        host_id(folder)
     free = shutil.disk_usage(folder).free
     if free < FREE_MIN_BYTES:
         has = f"{folder} has {free >> 20} MiB free, a run wants {FREE_MIN_BYTES >> 20}"

@@ -30,6 +30,7 @@ def test_a_recorded_mi50(machine):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "AMD Instinct MI50 32GB" in done.stdout
     assert "a recorded machine cannot be loaded" in done.stdout
+    assert "\x1b" not in done.stdout, "colours are for terminals"
 
 
 def test_what_a_run_would_refuse_is_a_fail(machine):

@@ -110,6 +110,10 @@ SPOILT = {
         healthy(an_mi50(notes=("carries Radeon VII firmware (device 0x66af)",))),
         "card", Level.WARN, "Radeon VII",
     ),
+    "a silent card": (
+        healthy(an_mi50(supported={Quantity.UTILISATION_PCT: Reading.unreadable("no answer in 2 s")})),
+        "sensors", Level.FAIL, "utilisation_pct: no answer in 2 s",
+    ),
     "ECC absent": (
         healthy(an_mi50(ecc=Reading.unsupported("no ras folder"))), "ecc", Level.FAIL, "no ras folder",
     ),
@@ -188,6 +192,10 @@ def test_counts_from_before_are_shown_and_are_no_fault():
     line = only(healthy(an_mi50(ecc_baseline=old)), "ecc")
     assert line.level is Level.OK
     assert "aggregate/all/corrected 57" in line.says
+
+
+def test_where_a_card_sits_is_told():
+    assert only(look(healthy(), numa_node=1), "pcie link").says == "x16 at 8 GT/s, NUMA node 1"
 
 
 def test_a_link_is_not_blamed_for_resting():

@@ -108,6 +108,14 @@ class TestPlaces:
         told = look._told(lambda: look.data_folder(tmp_path / "file"))
         assert "is no folder" in told.fault
 
+    def test_a_folder_whose_host_id_is_none(self, tmp_path: Path):
+        (tmp_path / "host-id").write_text("?\n")
+        assert "holds no host id" in look._told(lambda: look.data_folder(tmp_path)).fault
+
+    def test_a_folder_that_is_full_soon(self, tmp_path: Path, monkeypatch):
+        monkeypatch.setattr(look, "FREE_MIN_BYTES", 1 << 60)
+        assert "free some" in look.data_folder(tmp_path).fault
+
     def test_a_database_that_will_be_made_is_not_made(self, tmp_path: Path):
         told = look.database(sqlite_url(tmp_path / "soak.db"))
         assert told == Told(f"{tmp_path / 'soak.db'} will be made")
