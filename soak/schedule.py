@@ -79,6 +79,22 @@ def look_at(clock: SystemClock) -> Look:
     return look
 
 
+class Onward(IntervalTrigger):  # type: ignore[misc]
+    """An interval that goes on from now when the wall clock jumps ahead.
+
+    The library's own lists every time that was missed, one by one: years of them where a machine starts
+    without the time and is told it later, the scheduler's lock held meanwhile.
+    """
+
+    def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime | None:
+        due: datetime | None = super().get_next_fire_time(previous, now)
+        if due is None or due > now or previous is None:
+            return due
+        missed: int = (now - due) // self.interval
+        onward: datetime = due + (missed + 1) * self.interval
+        return onward
+
+
 class Waker:
     """The jobs of one run: rotation, check and sample at intervals, the end once."""
 
@@ -121,7 +137,7 @@ class Waker:
         ):  # fmt: skip
             next_ms = (max(elapsed_ms, 0) // every_ms + 1) * every_ms
             start = self._wall(next_ms)
-            trigger = IntervalTrigger(seconds=every_ms / 1000, start_date=start, timezone=UTC)
+            trigger = Onward(seconds=every_ms / 1000, start_date=start, timezone=UTC)
             self._add(duty, trigger)
         if elapsed_ms < protocol.duration_ms:
             self._add("end", DateTrigger(self._wall(protocol.duration_ms), timezone=UTC))

@@ -14,7 +14,7 @@ import pytest
 
 from soak.core.ports import Happening
 from soak.core.protocol import Limits, Protocol
-from soak.schedule import Inbox, Look, Waker, look_at
+from soak.schedule import Inbox, Look, Onward, Waker, look_at
 
 QUICK = Protocol(2_000, 300, 500, 200, 100, 0, 512, 4096, 7, Limits(frozenset()))
 
@@ -140,6 +140,32 @@ def test_a_step_of_the_wall_clock_moves_no_wake(
     for duty, every_ms in (("rotate", 300), ("check", 500), ("sample", 200)):
         # one more by the laying-out itself: a wake that is early does no harm
         assert 1_200 // every_ms - 1 <= words[duty] <= 1_300 // every_ms + 2, words
+
+
+def test_a_machine_that_learns_the_year_is_not_held_up(
+    waker: Waker, clock: Any, inbox: Inbox, stepped: Any
+) -> None:
+    """Started in 1970, say, and told the time later: ten thousand million wakes were missed."""
+    waker.start(clock.boot_ms())
+    collected(inbox, 0.3)
+    stepped(60 * 365 * 86_400_000)
+    collected(inbox, 0.5)  # the scheduler finds out first
+    began = time.monotonic()
+    waker.follow(look_at(clock))
+    assert time.monotonic() - began < 2
+    words = Counter(collected(inbox, 1.3))
+    assert words["sample"] >= 4, words
+
+
+def test_a_wake_on_time_is_followed_by_the_next() -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    trigger = Onward(seconds=300, start_date=start, timezone=UTC)
+    step = timedelta(seconds=300)
+    late = timedelta(seconds=3)
+    assert trigger.get_next_fire_time(None, start - step) == start
+    assert trigger.get_next_fire_time(start, start + late) == start + step
+    assert trigger.get_next_fire_time(start, start + 3 * step) == start + 4 * step
+    assert trigger.get_next_fire_time(start, start + 3 * step + late) == start + 4 * step
 
 
 def test_alone_the_scheduler_stays_silent_after_a_step_back(
