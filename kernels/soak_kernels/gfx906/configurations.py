@@ -3,13 +3,13 @@ negatives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from soak_kernels import mi50_portable
+from soak_kernels import mi50, mi50_portable
 from soak_kernels.launch import Call
 from soak_kernels.mi50_frame import HEAD_DIMS
 from soak_kernels.mi50_portable import Tile
@@ -20,6 +20,19 @@ PASSES = ("forward", "dq", "dkv")
 # kernels do 7.
 PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4}
 TILES_DEEP = 4  # blocks in the launch that is inspected: its main loop is entered more than once
+
+# name -> (tiles, why there is such a kernel, launchers)
+_KERNELS: dict[str, tuple[Mapping[tuple[str, int], Any], str, Callable[..., Any], Callable[..., Any]]] = {
+    "mi50": (
+        mi50.TILES, "Gluon: LDS layouts chosen here, operands transposed in registers",
+        mi50.mi50_forward, mi50.mi50_backward,
+    ),
+    "mi50_portable": (
+        mi50_portable.TILES,
+        "plain Triton: right operands transposed beforehand, the head dimension in chunks",
+        mi50_portable.mi50_portable_forward, mi50_portable.mi50_portable_backward,
+    ),
+}  # fmt: skip
 
 # Tile sizes that the seed document gives an MI50, with the whole head dimension as one step, as it has them.
 DOCUMENT = (
@@ -54,43 +67,37 @@ class Configuration:
 
 def configurations() -> Iterator[Configuration]:
     """Every configuration: products first, then negatives."""
-    for pass_ in PASSES:
-        for head_dim in HEAD_DIMS:
-            for causal in (False, True):
-                yield _portable(pass_, head_dim, causal)
+    for kernel, (tiles, reason, _, _) in _KERNELS.items():
+        for pass_ in PASSES:
+            for head_dim in HEAD_DIMS:
+                for causal in (False, True):
+                    name = f"{kernel}-{pass_}-d{head_dim}-{'causal' if causal else 'full'}"
+                    tile = tiles[pass_, head_dim]
+                    yield _configuration(name, kernel, "product", pass_, head_dim, causal, tile, reason)
     for name, tile, reason in DOCUMENT:
-        yield _document(name, tile, reason)
+        yield _configuration(name, "mi50_portable", "negative", "forward", 128, False, tile, reason)
 
 
-def _portable(pass_: str, head_dim: int, causal: bool) -> Configuration:
-    tile = mi50_portable.TILES[pass_, head_dim]
+def _configuration(
+    name: str, kernel: str, role: Role, pass_: str, head_dim: int, causal: bool, tile: Any, reason: str
+) -> Configuration:
     return Configuration(
-        name=f"mi50_portable-{pass_}-d{head_dim}-{'causal' if causal else 'full'}",
-        kernel="mi50_portable", role="product", pass_=pass_, head_dim=head_dim, causal=causal,
-        block_m=tile.block_m, block_n=tile.block_n, tile=tile.name,
-        reason="plain Triton: right operands transposed beforehand, the head dimension in chunks",
-        call=lambda: _portable_call(pass_, head_dim, causal, {**mi50_portable.TILES}),
-    )  # fmt: skip
-
-
-def _document(name: str, tile: Tile, reason: str) -> Configuration:
-    return Configuration(
-        name=name, kernel="mi50_portable", role="negative", pass_="forward", head_dim=128, causal=False,
+        name=name, kernel=kernel, role=role, pass_=pass_, head_dim=head_dim, causal=causal,
         block_m=tile.block_m, block_n=tile.block_n, tile=tile.name, reason=reason,
-        call=lambda: _portable_call("forward", 128, False, {("forward", 128): tile}),
+        call=lambda: _call(kernel, pass_, head_dim, causal, tile),
     )  # fmt: skip
 
 
-def _portable_call(pass_: str, head_dim: int, causal: bool, tiles: dict[tuple[str, int], Tile]) -> Call:
-    tile = tiles[pass_, head_dim]
+def _call(kernel: str, pass_: str, head_dim: int, causal: bool, tile: Any) -> Call:
+    """The launch of one pass, as its launcher makes it."""
+    tiles, _, forward, backward = _KERNELS[kernel]
+    tiles = {**tiles, (pass_, head_dim): tile}
     q, lse = _tensors(TILES_DEEP * max(tile.block_m, tile.block_n), head_dim)
     calls: list[Call] = []
     if pass_ == "forward":
-        mi50_portable.mi50_portable_forward(q, q, q, causal=causal, tiles=tiles, launch=calls.append)
+        forward(q, q, q, causal=causal, tiles=tiles, launch=calls.append)
     else:
-        mi50_portable.mi50_portable_backward(
-            q, q, q, q, lse, q, causal=causal, tiles=tiles, launch=calls.append
-        )
+        backward(q, q, q, q, lse, q, causal=causal, tiles=tiles, launch=calls.append)
     return next(call for call in calls if call.kernel.__name__ == f"_{pass_}_kernel")
 
 

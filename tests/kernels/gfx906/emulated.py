@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from soak_kernels import mi50_frame, mi50_portable
+from soak_kernels import mi50, mi50_frame, mi50_portable
 from soak_kernels.gfx906.build import build
 from soak_kernels.gfx906.configurations import configurations
 from soak_kernels.gfx906.emulator import Emulator
@@ -18,8 +18,14 @@ from soak_kernels.gfx906.launch import EmulatedCard
 from soak_kernels.gfx906.parse import main_loop
 from soak_kernels.reference import relative_l2
 
-FORWARD: dict[str, Callable[..., Any]] = {"mi50_portable": mi50_portable.mi50_portable_forward}
-BACKWARD: dict[str, Callable[..., Any]] = {"mi50_portable": mi50_portable.mi50_portable_backward}
+FORWARD: dict[str, Callable[..., Any]] = {
+    "mi50": mi50.mi50_forward,
+    "mi50_portable": mi50_portable.mi50_portable_forward,
+}
+BACKWARD: dict[str, Callable[..., Any]] = {
+    "mi50": mi50.mi50_backward,
+    "mi50_portable": mi50_portable.mi50_portable_backward,
+}
 _CARD = EmulatedCard()  # one for the session: it compiles each kernel once
 
 
@@ -125,27 +131,20 @@ def _run(
     causal: bool,
 ) -> dict[str, torch.Tensor]:
     """Every output and every scratch tensor full of NaN beforehand."""
-    space = mi50_frame.allocate(q, mi50_frame.checked(q, k, v, None)[0], transposed=True)
+    shape, _ = mi50_frame.checked(q, k, v, None)
+    space = mi50_frame.allocate(q, shape, transposed=kernel == "mi50_portable")
     for x in vars(space).values():
-        x.fill_(float("nan"))
+        if x is not None:
+            x.fill_(float("nan"))
 
     def poisoned(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.full_like(x, float("nan"), dtype=dtype)
 
-    out = (poisoned(q), poisoned(q[..., 0].contiguous(), torch.float64))
-    o, lse = FORWARD[kernel](q, k, v, causal=causal, out=out, workspace=space, launch=card)
-    gradients = BACKWARD[kernel](
-        q,
-        k,
-        v,
-        o,
-        lse,
-        do,
-        causal=causal,
-        out=(poisoned(q), poisoned(k), poisoned(v)),
-        workspace=space,
-        launch=card,
-    )
+    outputs = (poisoned(q), poisoned(q[..., 0].contiguous(), torch.float64))
+    scratch = {"workspace": space} if kernel == "mi50_portable" else {}
+    o, lse = FORWARD[kernel](q, k, v, causal=causal, out=outputs, launch=card, **scratch)
+    gradients = (poisoned(q), poisoned(k), poisoned(v))
+    BACKWARD[kernel](q, k, v, o, lse, do, causal=causal, out=gradients, workspace=space, launch=card)
     return dict(zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *gradients), strict=True))
 
 
