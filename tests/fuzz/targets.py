@@ -282,7 +282,7 @@ def pseudonym(data: bytes) -> None:
         assert uuid.startswith("00000000-") or uuid not in _UUID.findall(hidden)
 
 
-_UUID = re.compile(r"(?<![0-9a-f])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9a-f])")
+_UUID = re.compile(r"(?<![0-9a-f])[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![0-9a-f])", re.IGNORECASE)
 
 
 TARGETS: Mapping[str, Target] = {
