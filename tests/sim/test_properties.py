@@ -112,6 +112,9 @@ def test_live_is_what_the_store_says(theatre: Any, play: dict[str, Any]) -> None
 
     played = theatre.play(play.pop("scenario"), protocol=theatre.short(), on_tick=compare, **play)
     assert compared or played.record.attempts[0].elapsed_ms < 60_000
+    if played.store.rows_waiting:  # the last card was lost while the disk was full: only the live run knows
+        assert played.live.verdict is not Verdict.PASS
+        return
     assert played.stored.verdict is played.live.verdict
     assert [c.findings for c in played.stored.cards] == [c.findings for c in played.live.cards]
     closing = played.record.attempts[-1].closing
@@ -137,7 +140,8 @@ def test_a_fail_is_final(theatre: Any, play: dict[str, Any]) -> None:
         failed.update(now)
 
     played = theatre.play(play.pop("scenario"), protocol=theatre.short(), on_tick=remember, **play)
-    at_end = {(f.gpu, f.criterion) for c in played.stored.cards for f in c.findings if f.state is State.FAIL}
+    last = played.live if played.store.rows_waiting else played.stored
+    at_end = {(f.gpu, f.criterion) for c in last.cards for f in c.findings if f.state is State.FAIL}
     assert {key[1:] for key in failed} <= at_end
 
 

@@ -45,7 +45,7 @@ def test_the_table_is_complete() -> None:
     }
 
 
-@pytest.mark.parametrize("n_gpus", [1, 3])
+@pytest.mark.parametrize("n_gpus", [1, 2])
 @pytest.mark.parametrize("name", sorted(TABLE))
 def test_48_hours(theatre: Any, name: str, n_gpus: int) -> None:
     """Faults hit the first card; the others end as if alone, but for what the machine does to all."""

@@ -233,7 +233,7 @@ def measured_mb(play: Callable[[Callable[[Any], None]], Any]) -> list[float]:
 
 @pytest.mark.parametrize(
     ("name", "n_gpus", "hours"),
-    [("healthy", 1, 12), pytest.param("healthy", 2, 48, marks=pytest.mark.slow)],
+    [("healthy", 1, 6), pytest.param("healthy", 2, 48, marks=pytest.mark.slow)],
 )
 def test_memory_is_flat_after_the_first_hour(
     filed: Filed, theatre: Any, name: str, n_gpus: int, hours: int
