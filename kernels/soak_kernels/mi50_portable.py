@@ -368,9 +368,9 @@ class Tile:
 Tiles = Mapping[tuple[str, int], Tile]
 # By pass and head dimension. Figures are static (soak kernels inspect --arch gfx906).
 TILES: Tiles = {
-    ("forward", 64): Tile(64, 64, 16, 16),
+    ("forward", 64): Tile(128, 32, 32, 32),
     ("forward", 128): Tile(128, 32, 16, 16),
-    ("dq", 64): Tile(64, 64, 16, 16),
+    ("dq", 64): Tile(128, 32, 16, 16),
     ("dq", 128): Tile(128, 32, 16, 16),
     ("dkv", 64): Tile(32, 64, 32, 32),
     ("dkv", 128): Tile(32, 64, 32, 32),

@@ -11,15 +11,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
 import triton
 
 from soak_kernels.gfx906 import mca, model
-from soak_kernels.gfx906.build import ARCH, Build, build
+from soak_kernels.gfx906.build import ARCH, Build, build, require_triton
 from soak_kernels.gfx906.configurations import Configuration, configurations
 from soak_kernels.gfx906.emulator import Emulator
 from soak_kernels.gfx906.parse import main_loop
@@ -122,9 +125,18 @@ def inspect(configuration: Configuration) -> Row:
     )
 
 
-def inspect_all(only: str = "") -> list[Row]:
-    """Every configuration whose name contains `only`. Seconds a kernel, the first time."""
-    return [inspect(configuration) for configuration in configurations() if only in configuration.name]
+def inspect_all(only: str = "", *, n_processes: int = 1) -> list[Row]:
+    """Every configuration whose name contains `only`, several at a time. Seconds a kernel, the first time."""
+    require_triton()
+    names = [configuration.name for configuration in configurations() if only in configuration.name]
+    if n_processes == 1 or len(names) < 2:
+        return [_inspect_named(name) for name in names]
+    with ProcessPoolExecutor(n_processes, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_inspect_named, names))
+
+
+def _inspect_named(name: str) -> Row:
+    return inspect(next(c for c in configurations() if c.name == name))
 
 
 def backward_tflops(dq: Row, dkv: Row) -> float:
@@ -198,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     try:
-        rows = inspect_all(options.only)
+        rows = inspect_all(options.only, n_processes=os.cpu_count() or 1)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

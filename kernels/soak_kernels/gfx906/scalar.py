@@ -94,6 +94,7 @@ _ARITHMETIC: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any, Any]
     "lshl3_add_u32": (lambda x, y: (x << 3) + y, lambda x, y, r: r >> 32 != 0),
     "lshl4_add_u32": (lambda x, y: (x << 4) + y, lambda x, y, r: r >> 32 != 0),
 }
+_OTHER = ("addk_i32", "mulk_i32", "cselect_b32", "addc_u32", "subb_u32")
 _UNARY: dict[str, tuple[Callable[[Any], Any], bool]] = {  # bool: scc is set to (result != 0)
     "mov_b32": (lambda x: x, False),
     "movk_i32": (lambda x: x, False),
@@ -156,6 +157,8 @@ def _write64(w: Waves, number: int, value: Any) -> None:
 
 
 def _narrow(name: str, args: tuple[str, ...], text: str) -> Step:
+    if name not in _UNARY and name not in _ARITHMETIC and name not in _OTHER:
+        raise EmulationError(f"unknown scalar instruction: {text}")
     destination = operands.register(args[0])
     if name in _UNARY:
         unary, sets_scc = _UNARY[name]
@@ -183,8 +186,6 @@ def _narrow(name: str, args: tuple[str, ...], text: str) -> Step:
             _write(w, destination, result)
 
         return step_carry
-    if name not in _ARITHMETIC:
-        raise EmulationError(f"unknown scalar instruction: {text}")
     function, condition = _ARITHMETIC[name]
 
     def step(w: Waves) -> None:

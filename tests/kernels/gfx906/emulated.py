@@ -3,6 +3,7 @@ float64."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -102,7 +103,7 @@ def barriers(*, name: str) -> dict[str, Any]:
 
 def rows(*, only: str) -> list[dict[str, Any]]:
     """The rows of `soak kernels inspect --arch gfx906` whose name contains `only`."""
-    return [row.as_dict() for row in inspect_all(only)]
+    return [row.as_dict() for row in inspect_all(only, n_processes=os.cpu_count() or 1)]
 
 
 def _inputs(
