@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soak.core.errors import ConfigError
+from soak.doctor.replay import ROOT
+from soak.telemetry.nvml_record import ANSWERS
+
+_PARTS = ("sys", "proc", ANSWERS)  # what there may be of a machine; NVIDIA's cards answer through NVML alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,15 @@ def trial_of(bit_flip: str | None, root: str | None) -> Trial:
     """Checks both options; ConfigError for what cannot be meant."""
     if bit_flip is not None and not re.fullmatch(r"\d{1,9}:\d{1,9}", bit_flip):
         raise ConfigError(f"--inject-bit-flip: {bit_flip!r} is not ROTATION:STEP; write it like 1:30.")
-    if root is not None and not Path(root, "sys").is_dir():
-        raise ConfigError(f"--sysfs-root: {root!r} holds no recorded machine (no folder `sys` in it).")
-    return Trial(Path("/") if root is None else Path(root).absolute(), bit_flip)
+    return Trial(Path("/") if root is None else _recorded(root), bit_flip)
+
+
+def _recorded(folder: str) -> Path:
+    """The root of a recorded machine: this folder, or that of the capture which this folder is."""
+    for root in (Path(folder).absolute(), Path(folder, ROOT).absolute()):
+        if any((root / part).exists() for part in _PARTS):
+            return root
+    raise ConfigError(
+        f"--sysfs-root: {folder!r} holds no recorded machine (none of {', '.join(_PARTS)}); name a folder "
+        "that `soak doctor --capture` wrote."
+    )

@@ -29,7 +29,7 @@ from soak.doctor.captured import Captured
 from soak.doctor.pseudonyms import Pseudonyms
 from soak.doctor.replay import EXPECTED, LOG, ROOT, made_of, opened
 from soak.telemetry.nvidia import NvidiaBackend, library
-from soak.telemetry.nvml_record import Recorder
+from soak.telemetry.nvml_record import ANSWERS, Recorder
 from soak.telemetry.sensors import Unavailable
 from soak.telemetry.sysfs import errno_name, text_or_none
 
@@ -62,7 +62,7 @@ def capture(vendor: str, root: Path, folder: Path) -> Captured:
     machine = folder / folder_name(devices[0])
     try:
         machine.mkdir(parents=True)
-        (machine / ROOT / "sys").mkdir(parents=True)
+        (machine / ROOT).mkdir()
         copies = FileCopies(root, machine / ROOT, pseudonyms)
         if vendor == "amd":
             copies.copy_amd()
@@ -71,7 +71,7 @@ def capture(vendor: str, root: Path, folder: Path) -> Captured:
         live = {gpu: _statuses(backend, gpu) for gpu in backend.find()}
         if nvml is not None:
             _sample(backend)
-            (machine / ROOT / "nvml.json").write_text(json.dumps(nvml.answers, indent=1) + "\n")
+            (machine / ROOT / ANSWERS).write_text(json.dumps(nvml.answers, indent=1) + "\n")
         lines, no_log = _kernel_log(root / "dev/kmsg", pseudonyms)
         if lines:
             (machine / LOG).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -16,7 +16,7 @@ from soak.core.records import Device, Quantity, Reading
 from soak.telemetry.gpm import QUANTITIES, Activity
 from soak.telemetry.nvidia_ecc import NvidiaCounters
 from soak.telemetry.nvml import Nvml, Session
-from soak.telemetry.nvml_record import Replay
+from soak.telemetry.nvml_record import ANSWERS, Replay
 from soak.telemetry.pci import address_of
 from soak.telemetry.plausible import judged
 from soak.telemetry.sensors import CardGone, Sensor, Unavailable
@@ -32,7 +32,7 @@ _MIG_ON = "MIG is on: NVML tells no utilisation of a part of a card; switch it o
 
 
 class NvidiaBackend:
-    """Every card that NVML has: the machine's own (`root` is `/`), or what `root/nvml.json` has recorded."""
+    """Every card that NVML has: the machine's own (`root` is `/`), or what its `nvml.json` has recorded."""
 
     def __init__(self, root: Path, nvml: Nvml | None = None) -> None:
         self._root = root
@@ -276,9 +276,13 @@ def library(root: Path) -> Nvml:
     if root == Path("/"):
         return pynvml
     try:
-        answers = json.loads((root / "nvml.json").read_bytes())
+        answers = json.loads((root / ANSWERS).read_bytes())
     except FileNotFoundError as error:
         raise Unavailable("no answers of NVML were recorded of this machine") from error
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"the answers of NVML in {root / ANSWERS} cannot be read: {error}") from error
+    if not isinstance(answers, dict) or not all(isinstance(told, list) for told in answers.values()):
+        raise Unavailable(f"{root / ANSWERS} holds no answers of NVML: lists of answers by call are wanted")
     return Replay(pynvml, answers)
 
 

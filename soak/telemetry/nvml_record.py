@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+ANSWERS = "nvml.json"  # below what stands for `/`
 Answers = dict[str, list[Any]]  # by call: what it returned, or {"error": code}
 # The third of Samples is the time of the last answer; a request for metrics holds the samples' addresses.
 _N_KEY_ARGUMENTS = {"nvmlDeviceGetSamples": 2, "nvmlGpmMetricsGet": 0}

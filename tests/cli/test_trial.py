@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-MI50 = Path(__file__).parents[1] / "captures" / "amd__instinct-mi50-32gb__by-hand" / "root"
+from soak.cli.trial import trial_of
+from soak.core.errors import ConfigError
+
+CAPTURES = Path(__file__).parents[1] / "captures"
+MI50 = CAPTURES / "amd__instinct-mi50-32gb__by-hand" / "root"
 CARD = Path("sys/devices/pci0000:30/0000:30:01.1/0000:31:00.0/0000:32:00.0/0000:33:00.0")
 SHAPES = ("--seq-len", "64:128", "--heads", "2", "--head-dim", "64", "--warmup", "0s", "--rotate-every", "4s",
           "--check-every", "8s", "--sample-every", "4s", "--listen", "127.0.0.1:0")  # fmt: skip
@@ -66,6 +70,30 @@ def test_a_recorded_mi50_without_ecc_cannot_start_unasked(machine: Any, recorded
     waived = machine.run("run", "--sysfs-root", str(recorded), *SHAPES, "--duration", "8s", "--waive", "ecc")
     assert waived.returncode == 0, waived.stderr
     assert "PASS, ecc waived" in waived.stdout
+
+
+@pytest.mark.parametrize(
+    ("capture", "shown"),
+    [
+        ("nvidia__h200__580.159.04", ("0000:00:06.0 · NVIDIA H200", "57.0 °C, worst slot   ≤ 84 °C")),
+        ("nvidia__l40s__595.80", ("0000:01:00.0 · NVIDIA L40S", "64.0 °C, worst slot   ≤ 85 °C")),
+    ],
+)
+def test_a_recorded_nvidia_card_is_read_and_judged(
+    machine: Any, capture: str, shown: tuple[str, ...]
+) -> None:
+    ran = machine.run("run", "--sysfs-root", str(CAPTURES / capture), *SHAPES, "--duration", "8s")
+    assert ran.returncode == 0, ran.stderr
+    for words in ("SIMULATED: PASS", "generic (", "not gfx906)", "100 % of the time", *shown):
+        assert words in ran.stdout, ran.stdout
+
+
+def test_a_capture_stands_for_its_machine(tmp_path: Path) -> None:
+    h200 = CAPTURES / "nvidia__h200__580.159.04"
+    assert trial_of(None, str(h200)).root == trial_of(None, str(h200 / "root")).root == h200 / "root"
+    assert trial_of(None, str(MI50)).root == MI50
+    with pytest.raises(ConfigError, match=r"holds no recorded machine \(none of sys, proc, nvml.json\)"):
+        trial_of(None, str(tmp_path))
 
 
 @pytest.mark.parametrize("wrong", [("--inject-bit-flip", "x"), ("--sysfs-root", "/no/such/folder")])
