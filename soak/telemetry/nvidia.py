@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,7 @@ class NvidiaSensor:
         nvml, handle = self._nvml, self._handle
         readings = self.read()
         counters = self.read_ecc() or {}
+        core = readings[Q.TEMPERATURE_CORE_C]
         total = readings[Q.MEMORY_TOTAL_BYTES].value
         capability = self._session.fact(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
         cap_mw = self._session.fact(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
@@ -122,12 +123,12 @@ class NvidiaSensor:
             vbios=self._session.text(lambda: nvml.nvmlDeviceGetVbiosVersion(handle)),
             memory_total_bytes=None if total is None else int(total),
             temperature_sensor=Q.TEMPERATURE_CORE_C,
-            slowdown_c=self._slowdown_c(readings[Q.TEMPERATURE_CORE_C]),
+            slowdown_c=self._limit_c("SLOWDOWN", core),
             power_cap_w=cap_mw / 1000 if cap_mw else None,
             supported=readings,
             ecc=self._ecc.support(counters),
             ecc_baseline=counters,
-            notes=(*([_MIG_ON] if self._mig else []), *self._ecc.notes(counters)),
+            notes=tuple(self._notes(counters, self._limit_c("SHUTDOWN", core))),
         )
 
     def read(self) -> Mapping[Quantity, Reading]:
@@ -183,20 +184,27 @@ class NvidiaSensor:
         return [sample.sampleValue.uiVal for sample in new]
 
     def _core_temperature(self) -> int:
-        nvml = self._nvml
-        try:
-            return int(nvml.nvmlDeviceGetTemperatureV(self._handle, nvml.NVML_TEMPERATURE_GPU))
-        except (AttributeError, nvml.NVMLError_FunctionNotFound):  # library or driver before 560
-            return int(nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU))
+        nvml, handle = self._nvml, self._handle
+        told = self._session.newest(
+            lambda: nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU),  # from driver 560 on
+            lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        )
+        return int(told)
 
     def _memory(self) -> dict[Quantity, Reading]:
-        """v2: what the driver reserves counts as neither free nor used by anybody."""
-        nvml = self._nvml
+        """What the driver reserves is not free; v2 tells it apart from what is used, v1 adds the two."""
+        nvml, handle = self._nvml, self._handle
         info: list[Any] = []
 
         def total() -> int:
-            info.append(nvml.nvmlDeviceGetMemoryInfo(self._handle, version=nvml.nvmlMemory_v2))
-            return int(info[0].total)
+            told = self._session.newest(
+                lambda: nvml.nvmlDeviceGetMemoryInfo(
+                    handle, version=nvml.nvmlMemory_v2
+                ),  # from driver 510 on
+                lambda: nvml.nvmlDeviceGetMemoryInfo(handle),
+            )
+            info.append(told)
+            return int(told.total)
 
         reading = self._ask(Q.MEMORY_TOTAL_BYTES, total)
         if not info:
@@ -215,8 +223,11 @@ class NvidiaSensor:
         asked: list[int] = []
 
         def heat() -> int:
-            ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-            asked.append((ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons)(self._handle))
+            reasons = self._session.newest(
+                lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle),  # from driver 535 on
+                lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle),
+            )
+            asked.append(reasons)
             slowed = asked[0] & _HW_SLOWDOWN and not asked[0] & _HW_POWER_BRAKE
             return int(bool(asked[0] & (_SW_THERMAL | _HW_THERMAL) or slowed))
 
@@ -248,23 +259,28 @@ class NvidiaSensor:
         value = self._field(field_id)
         return value - (1 << 32) if value >= 1 << 31 else value
 
-    def _slowdown_c(self, now: Reading) -> float | None:
-        """Where the card slows itself down. Hopper tells only how far that is from now."""
-        nvml, handle = self._nvml, self._handle
-        threshold = self._session.fact(
-            lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-        )
+    def _limit_c(self, name: str, now: Reading) -> float | None:
+        """Where the card slows itself down (SLOWDOWN) or off (SHUTDOWN). Hopper tells only how far that is
+        from now."""
+        nvml, handle, fact = self._nvml, self._handle, self._session.fact
+        kind = getattr(nvml, f"NVML_TEMPERATURE_THRESHOLD_{name}")
+        threshold = fact(lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, kind))
         if threshold:
-            return float(threshold)
-        margin = self._session.fact(lambda: nvml.nvmlDeviceGetMarginTemperature(handle))
-        slowdown = self._session.fact(
-            lambda: self._signed_field(nvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT)
-        )
-        if now.value is None or margin is None or slowdown is None:
+            return judged(Q.TEMPERATURE_CORE_C, threshold).value
+        margin = fact(lambda: nvml.nvmlDeviceGetMarginTemperature(handle))
+        beyond = fact(lambda: self._signed_field(getattr(nvml, f"NVML_FI_DEV_TEMPERATURE_{name}_TLIMIT")))
+        if now.value is None or margin is None or beyond is None:
             return None
-        return float(
-            now.value + margin - slowdown
-        )  # both count down to limits; the slow-down's is below zero
+        # Both count down, the margin to 0 and the limit on below it.
+        return judged(Q.TEMPERATURE_CORE_C, now.value + margin - beyond).value
+
+    def _notes(self, counters: Mapping[str, Reading], shutdown_c: float | None) -> Iterator[str]:
+        """What the report should say beside the readings."""
+        if self._mig:
+            yield _MIG_ON
+        if shutdown_c is not None:
+            yield f"shuts itself down at {shutdown_c:g} °C"
+        yield from self._ecc.notes(counters)
 
     def _ask(self, quantity: Quantity, question: Callable[[], float]) -> Reading:
         return self._session.guarded(lambda: judged(quantity, question()))

@@ -33,6 +33,17 @@ class Session:
         except nvml.NVMLError as error:
             return Reading.unreadable(f"NVML: {error}")
 
+    def newest(self, *questions: Callable[[], Any]) -> Any:
+        """The answer to the first of these, newest first, that this library and driver know. Raises
+        NVMLError."""
+        *newer, oldest = questions
+        for question in newer:
+            try:
+                return question()
+            except (AttributeError, self.nvml.NVMLError_FunctionNotFound):
+                continue
+        return oldest()
+
     def fact(self, question: Callable[[], Any]) -> Any:
         """A fact for which no reason is needed; None where there is none."""
         try:

@@ -146,6 +146,7 @@ class FakeNvml:
         told = {
             pynvml.NVML_FI_DEV_MEMORY_TEMP: card.answers["memory_temperature"],
             pynvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT: 2**32 - 2,
+            pynvml.NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT: 2**32 - 8,
             pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL: card.answers["slowed_for_heat_ns"],
             pynvml.NVML_FI_DEV_PERF_POLICY_POWER: card.answers["slowed_for_power_ns"],
         }
@@ -484,15 +485,62 @@ def test_retired_pages_are_told():
 
 
 def test_the_slow_down_limit_by_its_distance():
-    """Hopper tells no threshold: 63 °C now, 26 below its limit, slowing down 2 above that."""
+    """Hopper tells no threshold: 63 °C now, 26 below its limit, slowing down 2 above that, off 8 above it."""
     told = backend(Card(A, TemperatureThreshold=NOT_SUPPORTED, MarginTemperature=26)).open(A).describe()
     assert told.slowdown_c == 91.0
+    assert "shuts itself down at 97 °C" in told.notes
+
+
+@pytest.mark.parametrize("threshold", [NOT_SUPPORTED, 0, 65535])
+def test_a_limit_that_is_none_is_not_told(threshold):
+    told = (
+        backend(Card(A, TemperatureThreshold=threshold, MarginTemperature=NOT_SUPPORTED)).open(A).describe()
+    )
+    assert told.slowdown_c is None
+    assert not any("shuts" in note for note in told.notes)
+
+
+MISSING = Raises(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
 def test_a_driver_without_the_newer_calls():
-    card = Card(A, Temperature=61)
-    card.answers["TemperatureV"] = Raises(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    card.answers["CurrentClocksEventReasons"] = Raises(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    readings = backend(card).open(A).read()
+    card = Card(A, TemperatureV=MISSING, Temperature=61, CurrentClocksEventReasons=MISSING)
+    of_a = backend(card).open(A)
+    readings = of_a.read()
     assert readings[Quantity.TEMPERATURE_CORE_C] == Reading.ok(61.0)
     assert readings[Quantity.THERMAL_THROTTLE].status is ReadingStatus.UNSUPPORTED
+    card.answers["CurrentClocksThrottleReasons"] = 0x40
+    readings = of_a.read()
+    assert readings[Quantity.THERMAL_THROTTLE] == Reading.ok(1.0)
+    assert readings[Quantity.POWER_THROTTLE] == Reading.ok(0.0)
+
+
+def test_a_driver_that_knows_only_the_first_memory_call():
+    class Old(FakeNvml):
+        def nvmlDeviceGetMemoryInfo(self, card: Card, version: int | None = None) -> Any:
+            return self.answer(card, "MemoryInfo_v2" if version else "MemoryInfo")
+
+    readings = NvidiaBackend(Path("/"), Old(Card(A, MemoryInfo_v2=MISSING))).open(A).read()
+    assert readings[Quantity.MEMORY_TOTAL_BYTES] == Reading.ok(150754820096.0)
+    assert readings[Quantity.MEMORY_FREE_BYTES] == Reading.ok(150110994432.0)
+
+
+# Recorded answers
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "no answers of NVML were recorded"),
+        (b"", "cannot be read: Expecting value"),
+        (b"\0" * 4096, "cannot be read"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"[1, 2]", "holds no answers of NVML"),
+        (b'{"nvmlDeviceGetCount()": 1}', "holds no answers of NVML"),
+    ],
+)
+def test_a_recording_that_is_none_is_said(tmp_path, content, why):
+    if content is not None:
+        (tmp_path / "nvml.json").write_bytes(content)
+    with pytest.raises(Unavailable, match=why):
+        NvidiaBackend(tmp_path).find()
