@@ -13,6 +13,7 @@ from typing import Any
 import click
 import msgspec
 
+from soak.child import Child
 from soak.cli.options import given, options
 from soak.cli.run import settings_of
 from soak.cli.say import is_terminal, say, say_error
@@ -24,7 +25,6 @@ from soak.core.errors import EXIT_PASS, CannotRun
 from soak.core.records import Device
 from soak.doctor.captured import Captured
 from soak.doctor.checks import judged
-from soak.doctor.child import Child
 from soak.doctor.examine import POLL_MS, examine
 from soak.doctor.facts import Facts, Intent
 from soak.doctor.line import Level, Line, exit_code

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from soak.child import Child
 from soak.core.ports import Telemetry
 from soak.core.protocol import Protocol
 from soak.core.records import Device, Poll, Quantity, ReadingStatus
 from soak.doctor import events, look
-from soak.doctor.child import Child
 from soak.doctor.facts import NO_CARD, Facts, Intent, Means, Pairing, Stack, Told
 from soak.load.environment import worker_environment
 

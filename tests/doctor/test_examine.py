@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from soak.child import Child
 from soak.core.ports import Happening
 from soak.core.records import Poll, Quantity, Reading
 from soak.doctor import events
-from soak.doctor.child import Child
 from soak.doctor.examine import Patience, _has_libraries, _made_ready, _paired, means
 from soak.doctor.facts import Stack
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from soak.child import Child
 from soak.core.protocol import Limits, Protocol
 from soak.doctor import look
-from soak.doctor.child import Child
 from soak.doctor.examine import _with_look
 from soak.doctor.facts import CardLook, Facts, Holder, Intent, Told
 from soak.doctor.look_amd import holders, look_at_amd

@@ -1,4 +1,4 @@
-"""The parent's side of a probing child: it sends JSON lines, and is killed when its time is up."""
+"""A child process that is asked: it sends JSON lines, and is killed when its time is up. The parent's side."""
 
 from __future__ import annotations
 
