@@ -1,4 +1,4 @@
-"""A child process that is asked: it sends JSON lines, and is killed when its time is up. The parent's side."""
+"""A child process that is asked: it sends JSON lines, and is killed when its time is up. Parent's side."""
 
 from __future__ import annotations
 
