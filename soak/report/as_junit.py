@@ -8,31 +8,27 @@ run without cards or criteria is not.
 
 from __future__ import annotations
 
-from xml.etree import ElementTree as Xml
+from collections.abc import Mapping, Sequence
 
 from soak.report.document import Card, Criterion, Document
+from soak.report.junit import Case, Outcome, Suite, junit
 from soak.report.wording import clean
 
 
 def as_junit(document: Document) -> str:
     """One `testsuite` per card, after that of the run."""
-    suites = Xml.Element("testsuites", {"name": _attribute(f"soak {document.run.run_id}")})
-    suites.append(_run_suite(document))
-    suites.extend(_card_suite(document, card) for card in document.cards)
-    for key in ("tests", "failures", "errors", "skipped"):
-        suites.set(key, str(sum(int(suite.get(key, "0")) for suite in suites)))
-    Xml.indent(suites)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + Xml.tostring(suites, encoding="unicode") + "\n"
+    suites = [_run_suite(document), *(_card_suite(document, card) for card in document.cards)]
+    return junit(f"soak {document.run.run_id}", suites)
 
 
-def _run_suite(document: Document) -> Xml.Element:
+def _run_suite(document: Document) -> Suite:
     verdict, run = document.verdict, document.run
-    case = Xml.Element("testcase", {"classname": "soak.run", "name": "verdict", "time": _seconds(document)})
+    outcome = None
     if verdict.verdict != "pass":
         tag = "failure" if verdict.verdict == "fail" else "error"
         kind = " ".join(verdict.causes) or verdict.verdict
-        outcome = Xml.SubElement(case, tag, {"type": _attribute(kind), "message": _attribute(verdict.title)})
-        outcome.text = "\n".join(clean(reason) for reason in verdict.reasons)
+        reasons = "\n".join(clean(reason) for reason in verdict.reasons)
+        outcome = Outcome(tag, kind, verdict.title, reasons)
     facts = {
         "run_id": run.run_id,
         "verdict": verdict.title,
@@ -44,11 +40,10 @@ def _run_suite(document: Document) -> Xml.Element:
         **{f"version.{name}": version for name, version in run.versions.items()},
         **{f"label.{name}": label for name, label in run.labels.items()},
     }
-    return _suite(document, "soak.run", [case], facts)
+    return _suite(document, "soak.run", [Case("verdict", run.elapsed_s, outcome)], facts)
 
 
-def _card_suite(document: Document, card: Card) -> Xml.Element:
-    name = f"soak.{card.gpu}"
+def _card_suite(document: Document, card: Card) -> Suite:
     facts = {
         "gpu": card.gpu,
         "verdict": card.title,
@@ -57,38 +52,25 @@ def _card_suite(document: Document, card: Card) -> Xml.Element:
         "driver": card.driver or "",
         "vbios": card.vbios or "",
     }
-    return _suite(document, name, [_case(document, name, c) for c in card.criteria], facts)
+    return _suite(document, f"soak.{card.gpu}", [_case(document, c) for c in card.criteria], facts)
 
 
-def _suite(document: Document, name: str, cases: list[Xml.Element], facts: dict[str, str]) -> Xml.Element:
+def _suite(document: Document, name: str, cases: Sequence[Case], facts: Mapping[str, str]) -> Suite:
     prefix = "SIMULATED " if document.run.simulated else ""
-    suite = Xml.Element("testsuite", {"name": _attribute(prefix + name)})
-    suite.set("tests", str(len(cases)))
-    for key, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        suite.set(key, str(sum(case.find(tag) is not None for case in cases)))
-    suite.set("time", _seconds(document))
-    if document.run.started_utc:
-        suite.set("timestamp", document.run.started_utc)
-    properties = Xml.SubElement(suite, "properties")
-    for key, value in facts.items():
-        if value:
-            Xml.SubElement(properties, "property", {"name": _attribute(key), "value": _attribute(value)})
-    suite.extend(cases)
-    return suite
+    return Suite(
+        prefix + name, cases, document.run.elapsed_s, document.run.started_utc, facts, classname=name
+    )
 
 
-def _case(document: Document, name: str, c: Criterion) -> Xml.Element:
-    case = Xml.Element("testcase", {"classname": _attribute(name), "name": _attribute(c.criterion)})
-    case.set("time", _seconds(document))
+def _case(document: Document, c: Criterion) -> Case:
     told = f"{c.state}: {c.value_text}, limit {c.limit_text}; {c.reason}"
     tag, kind = _outcome(c)
     if not tag:
-        Xml.SubElement(case, "system-out").text = clean(told)
-        return case
-    outcome = Xml.SubElement(case, tag, {"type": kind, "message": _attribute(told)})
+        return Case(c.criterion, document.run.elapsed_s, says=told)
+    since = None
     if c.first_violation_s is not None:
-        outcome.text = f"first violation {c.first_violation_s:.0f} s after t0, {c.first_violation_utc}"
-    return case
+        since = f"first violation {c.first_violation_s:.0f} s after t0, {c.first_violation_utc}"
+    return Case(c.criterion, document.run.elapsed_s, Outcome(tag, kind, told, since))
 
 
 def _outcome(c: Criterion) -> tuple[str, str]:
@@ -99,12 +81,4 @@ def _outcome(c: Criterion) -> tuple[str, str]:
         return "skipped", "waived"
     if not c.required:
         return "skipped", "not required"
-    return ("failure", _attribute(c.cause or "fail")) if c.state == "fail" else ("error", "unknown")
-
-
-def _seconds(document: Document) -> str:
-    return f"{document.run.elapsed_s:.3f}"
-
-
-def _attribute(text: str) -> str:
-    return clean(text)
+    return ("failure", c.cause or "fail") if c.state == "fail" else ("error", "unknown")
