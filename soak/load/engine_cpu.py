@@ -3,11 +3,14 @@
 Each allowed core has a lane, a thread that computes one head after another with one torch thread. So no core
 waits for another at the end of a step, which keeps all of them busy with any number of heads; and PyTorch's
 calls for forward and autograd leave Python's lock, so that lanes, heartbeats, drawing of inputs and checks
-run side by side.
+run side by side. What a lane does in Python between two calls is done under that lock, one lane at a time:
+where a head takes less than `UNIT_MS_PER_LANE` for every lane, a step is the same sequence several times
+over.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -15,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import product
 
 import torch
 from soak_kernels.digest import digest_weights
@@ -28,7 +32,7 @@ from soak.load.calibration import Calibration
 from soak.load.cgroup import allowed_cores
 from soak.load.engine import BitFlip, LoadError, boot_ms
 from soak.load.gradient import Outputs, Slice
-from soak.load.integrity import difference, flip_bit, replay_says
+from soak.load.integrity import difference, flip_bit_in_place, replay_says
 from soak.load.mismatch import MISMATCHES_TOLD, Place, mismatch
 from soak.load.recipe import Inputs, draw_inputs
 from soak.load.rotation_cpu import RotationCpu, Unit
@@ -38,17 +42,26 @@ KERNEL_REASON = (
     "PyTorch's flash attention for CPUs: gives LSE, the same bits every time, and needs no memory for scores"
 )
 CHECKS_WAITING = 4
+UNIT_MS_PER_LANE = 5.0  # a lane's Python between two units takes about 0.1 ms: 2 % when all lanes want it
+COPIES_MAX = 64
 
 
 def attention(inputs: Inputs, causal: bool) -> Outputs:
-    """Forward and backward of one head, inputs [1, 1, seq_len, head_dim]; outputs without the leading ones.
+    """Forward and backward of one head: inputs [1, 1, seq_len, head_dim], outputs [seq_len, …]."""
+    return Outputs(*(tensor[0] for tensor in attention_of_copies(inputs, causal, 1)))
+
+
+def attention_of_copies(inputs: Inputs, causal: bool, copies: int) -> Outputs:
+    """The same head `copies` times in one call: outputs [copies, seq_len, head_dim], LSE [copies, seq_len].
 
     Through autograd and not the backward operator itself: called from Python, that one holds Python's lock.
     """
-    q, k, v = (tensor.detach().requires_grad_() for tensor in inputs[:3])
+    q, k, v, do = (tensor.detach().expand(copies, -1, -1, -1) for tensor in inputs)
+    for tensor in (q, k, v):
+        tensor.requires_grad_()
     o, lse = torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
-    dq, dk, dv = torch.autograd.grad(o, (q, k, v), inputs.do)
-    return Outputs(*(tensor.detach()[0, 0] for tensor in (o, lse, dq, dk, dv)))
+    dq, dk, dv = torch.autograd.grad(o, (q, k, v), do)
+    return Outputs(*(tensor.detach()[:, 0] for tensor in (o, lse, dq, dk, dv)))
 
 
 @dataclass
@@ -161,14 +174,15 @@ class EngineCpu:
             unit = rotation.next_unit(boot_ms())
             outputs = self._attend(rotation, unit.head)
             if self._inject == BitFlip(rotation.shape.index, unit.step) and unit.head == rotation.heads - 1:
-                outputs = outputs._replace(dq=flip_bit(outputs.dq, rotation.shape.seq_len // 2, 1, 3))
+                outputs = outputs._replace(dq=outputs.dq.contiguous())
+                flip_bit_in_place(outputs.dq[0], rotation.shape.seq_len // 2, 1, 3)
             golden = rotation.settle(unit, outputs)
             if golden is not None:
                 self._mismatch(rotation, unit, golden, outputs)
             if rotation.finish(unit, wrong=golden is not None):
                 self._last_step_boot_ms = boot_ms()
                 self._began.set()
-            self._give_to_check(rotation, unit.head, outputs)
+            self._give_to_check(rotation, unit.head, Outputs(*(tensor[0] for tensor in outputs)))
 
     def _prepare(self) -> None:
         """Draws the next rotation's inputs while the current one runs, and goes over when told."""
@@ -224,24 +238,26 @@ class EngineCpu:
     def _draw(self, shape: Shape) -> RotationCpu:
         p = self._protocol
         inputs = draw_inputs(shape.seed, batch=1, heads=p.heads, seq_len=shape.seq_len, head_dim=p.head_dim)
-        return RotationCpu(shape, inputs, p.heads, self._weights)
+        return RotationCpu(
+            shape, inputs, p.heads, self._weights, self._copies(self._unit_ms(shape.seq_len, shape.causal))
+        )
 
     def _attend(self, rotation: RotationCpu, head: int) -> Outputs:
-        return attention(
-            Inputs(*(tensor[:, head : head + 1] for tensor in rotation.inputs)), rotation.shape.causal
-        )
+        """Of every copy: [copies, seq_len, head_dim]."""
+        inputs = Inputs(*(tensor[:, head : head + 1] for tensor in rotation.inputs))
+        return attention_of_copies(inputs, rotation.shape.causal, rotation.copies)
 
     def _mismatch(self, rotation: RotationCpu, unit: Unit, golden: Outputs, got: Outputs) -> None:
         replayed = self._attend(rotation, unit.head)
         if rotation.mismatches >= MISMATCHES_TOLD:
             return
-        for name in Outputs._fields:
-            tensors: tuple[torch.Tensor, ...] = tuple(getattr(each, name) for each in (golden, got, replayed))
+        for copy, name in product(range(rotation.copies), Outputs._fields):
+            tensors = [getattr(each, name)[copy] for each in (golden, got, replayed)]
             found = difference(tensors[0], tensors[1])
             if found is None:
                 continue
-            place = Place(rotation.shape, unit.step, name, 0, unit.head)
-            intact = rotation.golden_intact(unit.head)
+            place = Place(rotation.shape, unit.step, name, copy, unit.head)
+            intact = rotation.golden_intact(unit.head, copy)
             self._events.append(mismatch(self._gpu, boot_ms(), place, found, replay_says(*tensors), intact))
 
     def _give_to_check(self, rotation: RotationCpu, head: int, outputs: Outputs) -> None:
@@ -272,9 +288,9 @@ class EngineCpu:
             boot_ms=boot_ms(),
             rotation=shape.index,
             n_steps=tally.n_steps,
-            flops=int(tally.n_steps * self._work(shape.seq_len, shape.causal)),
+            flops=int(tally.n_steps * rotation.copies * self._work(shape.seq_len, shape.causal)),
             last_step_boot_ms=self._last_step_boot_ms,
-            expected_step_ms=self._step_ms(shape.seq_len, shape.causal),
+            expected_step_ms=rotation.copies * self._step_ms(shape.seq_len, shape.causal),
             exempt=self._checking or tally.n_steps == 0,
             golden=tally.golden,
             n_due=tally.n_due,
@@ -294,7 +310,15 @@ class EngineCpu:
         return forward_flops(*size, causal=causal) + backward_flops(*size, causal=causal)
 
     def _step_ms(self, seq_len: int, causal: bool) -> float:
+        """Of one copy, while every lane works."""
         return self._calibration.step_ms(seq_len, causal, self._work(seq_len, causal))
+
+    def _unit_ms(self, seq_len: int, causal: bool) -> float:
+        """Of one head of one copy on its lane."""
+        return self._step_ms(seq_len, causal) * self._n_lanes / self._protocol.heads
+
+    def _copies(self, unit_ms: float) -> int:
+        return min(max(1, math.ceil(UNIT_MS_PER_LANE * self._n_lanes / unit_ms)), COPIES_MAX)
 
     def _measure(self) -> Calibration:
         """The smallest, the largest and an odd shape, a head on every lane at once."""
@@ -305,9 +329,16 @@ class EngineCpu:
             for seq_len, causal in ((p.seq_len_min, False), (p.seq_len_max, False), (odd, True)):
                 inputs = draw_inputs(0, batch=1, heads=self._n_lanes, seq_len=seq_len, head_dim=p.head_dim)
                 heads = [Inputs(*(t[:, lane : lane + 1] for t in inputs)) for lane in range(self._n_lanes)]
-                began = time.perf_counter()
-                for done in [lanes.submit(attention, head, causal) for head in heads]:
-                    done.result()
-                elapsed_ms = (time.perf_counter() - began) * 1000.0
-                rates[seq_len, causal] = self._work(seq_len, causal, self._n_lanes) / elapsed_ms
+                copies, elapsed_ms = 1, _elapsed_ms(lanes, heads, causal, 1)
+                if self._copies(elapsed_ms) > 1:  # too short to be measured by itself
+                    copies = self._copies(elapsed_ms)
+                    elapsed_ms = _elapsed_ms(lanes, heads, causal, copies)
+                rates[seq_len, causal] = copies * self._work(seq_len, causal, self._n_lanes) / elapsed_ms
         return Calibration(rates)
+
+
+def _elapsed_ms(lanes: ThreadPoolExecutor, heads: Sequence[Inputs], causal: bool, copies: int) -> float:
+    began = time.perf_counter()
+    for done in [lanes.submit(attention_of_copies, head, causal, copies) for head in heads]:
+        done.result()
+    return (time.perf_counter() - began) * 1000.0

@@ -44,13 +44,14 @@ class Tally:
 
 @dataclass
 class RotationCpu:
-    """Shared by the lanes. A step is the whole sequence; its heads are handed out one by one, and the next
-    step's follow without a pause, so that no core waits for another."""
+    """Shared by the lanes. A step is the whole sequence, `copies` times over; its heads are handed out one by
+    one, and the next step's follow without a pause, so that no core waits for another."""
 
     shape: Shape
     inputs: Inputs  # each [1, heads, seq_len, head_dim]
     heads: int
     weights: DigestWeights
+    copies: int = 1
     n_steps: int = 0
     n_due: int = 0
     n_compared: int = 0
@@ -71,16 +72,18 @@ class RotationCpu:
             return Unit(step, head)
 
     def settle(self, unit: Unit, outputs: Outputs) -> Outputs | None:
-        """Keeps the head's first outputs as golden, compares later ones; the golden ones where they
-        differ."""
+        """Keeps the head's first outputs as golden, compares the others; the golden ones where they differ.
+
+        outputs: [copies, …]; golden is the first copy of the first step, as often as there are copies.
+        """
         with self._lock:
             golden = self._golden.get(unit.head)
+            made = golden is None
             if golden is None:
-                self._golden[unit.head] = outputs
+                golden = self._golden[unit.head] = Outputs(*(_repeated(each) for each in outputs))
                 self._steps[unit.step].made_golden = True
-        if golden is None:
-            self._name_golden(unit.head, self._digest(outputs))
-            return None
+        if made:
+            self._name_golden(unit.head, self._digest(Outputs(*(each[0] for each in golden))))
         return None if all(same_bits(a, b) for a, b in zip(golden, outputs, strict=True)) else golden
 
     def finish(self, unit: Unit, *, wrong: bool) -> bool:
@@ -99,18 +102,18 @@ class RotationCpu:
             return True
 
     def carries_golden(self, head: int, outputs: Outputs) -> bool | None:
-        """Whether these outputs have the golden digest; None where the head has none yet."""
+        """Whether these outputs of one copy have the golden digest; None where the head has none yet."""
         with self._lock:
             golden = self._digests.get(head)
         if golden is None:
             return None
         return all(torch.equal(a, b) for a, b in zip(self._digest(outputs), golden, strict=True))
 
-    def golden_intact(self, head: int) -> bool | None:
+    def golden_intact(self, head: int, copy: int) -> bool | None:
         """Whether the golden outputs in memory still have their digest: if not, it is they that changed."""
         with self._lock:
             golden = self._golden[head]
-        return self.carries_golden(head, golden)
+        return self.carries_golden(head, Outputs(*(each[copy] for each in golden)))
 
     def in_step_since(self) -> int | None:
         with self._lock:
@@ -129,3 +132,8 @@ class RotationCpu:
             self._digests[head] = digests
             if len(self._digests) == self.heads:
                 self._name = golden_name(each for h in range(self.heads) for each in self._digests[h])
+
+
+def _repeated(tensor: torch.Tensor) -> torch.Tensor:
+    """The first copy in the place of every copy."""
+    return tensor[:1].expand_as(tensor).contiguous()

@@ -7,9 +7,9 @@ import torch
 from soak_kernels.digest import digest_weights
 
 from soak.core.protocol import Shape
-from soak.load.engine_cpu import attention
+from soak.load.engine_cpu import attention, attention_of_copies
 from soak.load.gradient import Outputs
-from soak.load.integrity import difference, flip_bit, golden_name, replay_says, same_bits
+from soak.load.integrity import difference, flip_bit, flip_bit_in_place, golden_name, replay_says, same_bits
 from soak.load.recipe import Inputs, draw_inputs
 from soak.load.rotation_cpu import RotationCpu, Unit
 
@@ -73,24 +73,30 @@ def test_the_golden_name_follows_every_digest() -> None:
     assert len(golden_name(digests)) == 32
 
 
+COPIES = 3
+
+
 @pytest.fixture
 def rotation() -> RotationCpu:
     shape = Shape(index=0, seq_len=48, causal=True, seed=3)
     weights = digest_weights(48, 32, "cpu")
-    return RotationCpu(
-        shape, draw_inputs(3, batch=1, heads=2, seq_len=48, head_dim=32), heads=2, weights=weights
-    )
+    inputs = draw_inputs(3, batch=1, heads=2, seq_len=48, head_dim=32)
+    return RotationCpu(shape, inputs, heads=2, weights=weights, copies=COPIES)
+
+
+def one(rotation: RotationCpu, head: int) -> Outputs:
+    return attention(Inputs(*(t[:, head : head + 1] for t in rotation.inputs)), rotation.shape.causal)
 
 
 def compute(rotation: RotationCpu, head: int) -> Outputs:
-    return attention(Inputs(*(t[:, head : head + 1] for t in rotation.inputs)), rotation.shape.causal)
+    return Outputs(*(torch.stack([each] * COPIES) for each in one(rotation, head)))
 
 
 def test_without_a_step_nothing_is_proved(rotation: RotationCpu) -> None:
     """A18 (i): no iterations are no comparisons."""
     tally = rotation.tally()
     assert (tally.n_steps, tally.n_due, tally.n_compared, tally.golden) == (0, 0, 0, "")
-    assert rotation.carries_golden(0, compute(rotation, 0)) is None
+    assert rotation.carries_golden(0, one(rotation, 0)) is None
 
 
 def test_the_first_step_is_golden_and_later_ones_are_compared(rotation: RotationCpu) -> None:
@@ -101,7 +107,7 @@ def test_the_first_step_is_golden_and_later_ones_are_compared(rotation: Rotation
     tally = rotation.tally()
     assert (tally.n_steps, tally.n_due, tally.n_compared, tally.mismatches) == (3, 2, 2, 0)
     assert len(tally.golden) == 32
-    assert rotation.carries_golden(1, compute(rotation, 1)) is True
+    assert rotation.carries_golden(1, one(rotation, 1)) is True
     assert rotation.in_step_since() is None
 
 
@@ -114,14 +120,32 @@ def test_more_lanes_than_heads_compare_no_step_that_made_a_golden_output(rotatio
     assert (rotation.tally().n_steps, rotation.tally().n_due) == (2, 0)
 
 
-def test_a_wrong_output_gives_the_golden_one_it_differs_from(rotation: RotationCpu) -> None:
+@pytest.mark.parametrize("copy", range(COPIES))
+def test_a_wrong_output_gives_the_golden_one_it_differs_from(rotation: RotationCpu, copy: int) -> None:
     right = compute(rotation, 0)
-    rotation.settle(rotation.next_unit(5), right)
-    wrong = right._replace(dk=flip_bit(right.dk, 47, 31, 0))
+    assert rotation.settle(rotation.next_unit(5), right) is None
+    wrong = right._replace(dk=right.dk.clone())
+    flip_bit_in_place(wrong.dk[copy], 47, 31, 0)
     golden = rotation.settle(Unit(1, 0), wrong)
     assert golden is not None
-    assert difference(golden.dk, wrong.dk) is not None
-    assert rotation.carries_golden(0, wrong) is False
-    assert rotation.golden_intact(0) is True
-    golden.dk[0, 0] += 1.0  # the golden copy in memory went bad
-    assert rotation.golden_intact(0) is False
+    assert difference(golden.dk[copy], wrong.dk[copy]) is not None
+    assert rotation.carries_golden(0, Outputs(*(each[copy] for each in wrong))) is False
+    assert rotation.golden_intact(0, copy) is True
+    golden.dk[copy][0, 0] += 1.0  # the golden copy in memory went bad
+    assert rotation.golden_intact(0, copy) is False
+
+
+@pytest.mark.parametrize("copy", range(1, COPIES))
+def test_the_copies_of_the_first_step_are_held_against_its_first(rotation: RotationCpu, copy: int) -> None:
+    outputs = compute(rotation, 0)
+    flip_bit_in_place(outputs.o[copy], 3, 4, 5)
+    golden = rotation.settle(rotation.next_unit(5), outputs)
+    assert golden is not None
+    assert torch.equal(golden.o[copy], outputs.o[0])
+
+
+def test_copies_in_one_call_give_the_bits_of_one(rotation: RotationCpu) -> None:
+    inputs = Inputs(*(t[:, :1] for t in rotation.inputs))
+    many = attention_of_copies(inputs, True, COPIES)
+    for name, alone in one(rotation, 0)._asdict().items():
+        assert all(torch.equal(alone, copy) for copy in getattr(many, name))
