@@ -21,6 +21,7 @@ from soak.telemetry.sensors import CardGone, Sensor, Unavailable
 from soak.telemetry.sysfs import (
     absence,
     entries,
+    is_folder,
     name_in,
     read_bytes,
     read_quantity,
@@ -54,7 +55,7 @@ class AmdBackend:
 
     def find(self) -> Sequence[str]:
         found = cards(self._root)
-        if not found and not (self._root / "sys/module/amdgpu").is_dir():
+        if not found and not is_folder(self._root / "sys/module/amdgpu"):
             raise Unavailable("the amdgpu driver is not loaded")
         return tuple(found)
 
@@ -87,7 +88,6 @@ class AmdSensor:
     def describe(self) -> Device:
         readings = self.read()
         counters = self._ras.read()
-        why_none = self._ras.absence(self._root)
         total = readings[Q.MEMORY_TOTAL_BYTES].value
         judged_sensor = Q.TEMPERATURE_EDGE_C
         if (
@@ -110,7 +110,7 @@ class AmdSensor:
             slowdown_c=crit,
             power_cap_w=self._hwmon.power_cap_w(),
             supported=readings,
-            ecc=Reading.unsupported(why_none) if why_none else supports(counters),
+            ecc=self._ras.absence(self._root) or supports(counters),
             ecc_baseline=counters,
             notes=self._notes(readings, judged_sensor),
         )
@@ -144,14 +144,20 @@ class AmdSensor:
         self._ras = RasCounters(device)
 
     def _look_again(self, readings: dict[Quantity, Reading]) -> dict[Quantity, Reading]:
-        """No utilisation: is the card gone, or has it only been numbered anew? Raises CardGone."""
-        if "ENODEV" in readings[Q.UTILISATION_PCT].reason or not pci.answers(self._device):
-            raise CardGone(f"fell off the bus: {readings[Q.UTILISATION_PCT].reason}")
-        if self._device.is_dir():
+        """No utilisation: is the card gone, or has it only been numbered anew? Raises CardGone.
+
+        A card that its driver has let go of may keep its folder, without the files that the driver made.
+        """
+        busy = readings[Q.UTILISATION_PCT]
+        if "ENODEV" in busy.reason or not pci.answers(self._device):
+            raise CardGone(f"fell off the bus: {busy.reason}")
+        if "EACCES" in busy.reason or (busy.status is ReadingStatus.UNREADABLE and is_folder(self._device)):
             return readings
         folder = cards(self._root).get(self._gpu)
         if folder is None:
             raise CardGone("gone from the amdgpu driver")
+        if folder == self._device and is_folder(folder):
+            return readings
         self._open(folder, Hwmon(folder, self._hwmon.had))
         return self._read_files()
 
@@ -256,7 +262,7 @@ def cards(root: Path) -> dict[str, Path]:
             if address is not None:
                 found[address] = device.resolve()
     for device in entries(root / "sys/bus/pci/drivers/amdgpu"):
-        if pci.is_address(device.name) and device.is_dir():
+        if pci.is_address(device.name) and is_folder(device):
             found.setdefault(device.name, device.resolve())
     return dict(sorted(found.items()))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from soak.core.records import Quantity, Reading, ReadingStatus
-from soak.telemetry.sysfs import entries, number_or_none, read_quantity, text_or_none
+from soak.telemetry.sysfs import entries, is_folder, is_there, number_or_none, read_quantity, text_or_none
 
 Q = Quantity
 TEMPERATURES: Mapping[str, Quantity] = {  # by label
@@ -48,7 +48,7 @@ class Hwmon:
 
     def read(self) -> dict[Quantity, Reading]:
         """Every temperature and power; clocks where the folder has them."""
-        if self._folder is None or not self._folder.is_dir() or not self.had <= self._files.keys():
+        if self._folder is None or not is_folder(self._folder) or not self.had <= self._files.keys():
             self._find()
         absent = _NO_FOLDER if self._folder is None else Reading.unsupported("no such sensor on this card")
         readings = dict.fromkeys((*TEMPERATURES.values(), Q.POWER_W), absent)
@@ -92,6 +92,6 @@ def _labelled(folder: Path, kind: str, labels: Mapping[str, Quantity]) -> dict[Q
 def _power_file(folder: Path) -> Path | None:
     """Vega 20 has `power1_average` or `power1_input`, by kernel and firmware; the first that answers, else
     the first that is there."""
-    there = [path for path in (folder / name for name in _POWER_FILES) if path.exists()]
+    there = [path for path in (folder / name for name in _POWER_FILES) if is_there(path)]
     answering = (p for p in there if read_quantity(p, Q.POWER_W, 1e-6).status is ReadingStatus.OK)
     return next(answering, there[0] if there else None)

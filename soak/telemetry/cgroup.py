@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from soak.telemetry.sysfs import number_of, number_or_none, text_or_none
+from soak.telemetry.sysfs import is_there, number_of, number_or_none, text_or_none
 
 _LONG = 1 << 20  # mountinfo and memory.stat are longer than a page
 
@@ -96,7 +96,7 @@ def _usage_v1(root: Path, folder: Path) -> Path | None:
     candidates = [folder]
     if all(own != PurePosixPath("/") for version, own in _own_cgroups(root, "cpuacct") if version == 1):
         candidates += [level for level, version in levels(root, "cpuacct") if version == 1][:1]
-    return next((f / "cpuacct.usage" for f in candidates if (f / "cpuacct.usage").exists()), None)
+    return next((f / "cpuacct.usage" for f in candidates if is_there(f / "cpuacct.usage")), None)
 
 
 def levels(root: Path, controller: str) -> Iterator[tuple[Path, int]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from soak.core.records import Quantity, Reading
 from soak.telemetry.plausible import judged, shown
-from soak.telemetry.sysfs import entries, number_of, text_or_none, text_or_reading
+from soak.telemetry.sysfs import entries, is_there, number_of, read_bytes, text_or_none, text_or_reading
 
 VENDOR_IDS = {"amd": "0x1002", "nvidia": "0x10de"}
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -47,7 +47,7 @@ def links_to_root(device: Path) -> tuple[Path, ...]:
     the bridge's.
     """
     chain = [device, *device.parents]
-    return tuple(f for f in chain if is_address(f.name) and (f / "current_link_width").exists()) or (device,)
+    return tuple(f for f in chain if is_address(f.name) and is_there(f / "current_link_width")) or (device,)
 
 
 def link_width(links: Sequence[Path]) -> Reading:
@@ -73,8 +73,7 @@ def link_speed_max(links: Sequence[Path]) -> Reading:
 def answers(device: Path) -> bool:
     """False where the device answers all ones in its configuration space: it fell off the bus."""
     try:
-        with (device / "config").open("rb") as config:
-            return config.read(4) != b"\xff\xff\xff\xff"
+        return read_bytes(device / "config", 4) != b"\xff\xff\xff\xff"
     except OSError:
         return True  # not told here
 

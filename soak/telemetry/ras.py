@@ -7,7 +7,7 @@ from pathlib import Path
 
 from soak.core.records import Reading, ReadingStatus
 from soak.telemetry.plausible import counted, shown
-from soak.telemetry.sysfs import entries, name_in, number_of, text_or_none, text_or_reading
+from soak.telemetry.sysfs import absence, entries, name_in, number_of, text_or_none, text_or_reading
 
 KINDS = {"ue": "uncorrected", "ce": "corrected", "de": "deferred"}
 REQUIRED = ("ue", "ce")  # deferred errors are counted by newer drivers, for memory only
@@ -26,15 +26,19 @@ class RasCounters:
         self._kinds: dict[str, tuple[str, ...]] = {}
         self._last: dict[str, float] = {}
 
-    def absence(self, root: Path) -> str:
-        """Why there are no counters; "" where there are some."""
+    def absence(self, root: Path) -> Reading | None:
+        """Why there are no counters; None where there are some."""
         if entries(self._folder, "*_err_count"):
-            return ""
+            return None
         if text_or_none(root / "sys/module/amdgpu/parameters/ras_enable") == "0":
-            return "error counting is switched off: amdgpu.ras_enable=0"
-        if self._folder.is_dir():
-            return "the driver counts no errors of any block of this card"
-        return "no ras folder: the board's firmware declares no ECC"
+            return Reading.unsupported("error counting is switched off: amdgpu.ras_enable=0")
+        try:
+            list(self._folder.iterdir())
+        except FileNotFoundError:
+            return Reading.unsupported("no ras folder: the board's firmware declares no ECC")
+        except OSError as error:
+            return absence(self._folder, error)
+        return Reading.unsupported("the driver counts no errors of any block of this card")
 
     def read(self) -> Mapping[str, Reading]:
         """Every counter; {} where there are none."""

@@ -35,6 +35,22 @@ def entries(folder: Path, pattern: str = "*") -> list[Path]:
         return []
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there and may be looked at."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def is_there(path: Path) -> bool:
+    """Whether something is there and may be looked at."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def read_bytes(path: Path, limit: int = PAGE) -> bytes:
     """At most `limit` bytes from the start of a file. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -6,15 +6,15 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from soak.core.records import Device
 from soak.telemetry.access import closed, is_container, none_found
+from tests.telemetry.as_user import NOBODY, a_user
 
-NOBODY, THEIR_GROUP = 10001, 20109
+THEIR_GROUP = 20109
 MI50, H200 = Device("0000:33:00.0", "amd"), Device("0000:0f:00.0", "nvidia")
 IN_CONTAINER, ON_HOST = {"container": "oci"}, {"PATH": "/bin"}
 KFD, RENDER = "dev/kfd", "dev/dri/renderD129"
@@ -46,26 +46,6 @@ def machine() -> Iterator[Machine]:
             return root
 
         yield make
-
-
-@contextmanager
-def a_user(groups: tuple[int, ...] = ()) -> Iterator[None]:
-    """Root's rights put off: modes mean nothing to root. Anybody else is such a user already."""
-    if os.geteuid() != 0:
-        if groups:
-            pytest.skip("only root can be in groups at will")
-        yield
-        return
-    before = os.getgroups()
-    os.setgroups(groups)
-    os.setegid(NOBODY)
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
-        os.setgroups(before)
 
 
 def test_all_nodes_that_are_passed_and_open_need_no_word(machine: Machine) -> None:

@@ -348,6 +348,36 @@ def test_a_card_whose_folder_is_gone_is_gone_and_comes_back_under_another_number
     assert sensor(root, "0000:83:00.0").read()[UTILISATION] == Reading.ok(9.0)
 
 
+def test_a_card_whose_link_dangles_is_gone(mi50):
+    subject = sensor(mi50)
+    card_folder = device(mi50)
+    card_folder.rename(mi50 / "away")  # what led to it stays: sys/class/drm, sys/bus/pci, the driver's links
+    assert (mi50 / "sys/class/drm/card4/device").is_symlink()
+    with pytest.raises(CardGone, match="gone from the amdgpu driver"):
+        subject.read()
+    assert list(AmdBackend(mi50).find()) == []
+    with pytest.raises(CardGone, match="gone from the amdgpu driver"):
+        sensor(mi50)
+    (mi50 / "away").rename(card_folder)
+    assert subject.read()[UTILISATION] == Reading.ok(99.0)
+
+
+def test_a_card_that_its_driver_let_go_of_is_gone_though_its_folder_stays(mi50):
+    """As after an unbind: the PCI device is there, with none of the driver's files."""
+    subject = sensor(mi50)
+    for path in sorted(device(mi50).iterdir()):
+        if path.name in ("hwmon", "ras"):
+            shutil.rmtree(path)
+        elif path.name not in ("vendor", "device", "class", "uevent") and path.is_file():
+            path.unlink()
+    uevent = device(mi50) / "uevent"
+    uevent.write_text(uevent.read_text().replace("DRIVER=amdgpu\n", ""))
+    (mi50 / "sys/bus/pci/drivers/amdgpu/0000:33:00.0").unlink()
+    shutil.rmtree(mi50 / "sys/class/drm/card4")
+    with pytest.raises(CardGone, match="gone from the amdgpu driver"):
+        subject.read()
+
+
 def test_hwmon_numbered_anew_is_found_again(mi50):
     subject = sensor(mi50)
     (device(mi50) / "hwmon/hwmon3").rename(device(mi50) / "hwmon/hwmon11")
