@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from soak.core.records import Reading
+from soak.core.records import Quantity, Reading
 from soak.telemetry.amd import AmdBackend
 from soak.telemetry.cpu import CpuBackend
 from soak.telemetry.kernel_log import classified, message_of
@@ -50,10 +50,11 @@ def _card(backend: Backend, gpu: str) -> dict[str, Any]:
         for name, value in msgspec.json.decode(msgspec.json.encode(told)).items()
         if name not in ("supported", "ecc", "ecc_baseline") and (value or value == 0)
     }
+    readings = sensor.read()
     counters: Mapping[str, Reading] | None = sensor.read_ecc()
     return {
         "device": device | {"ecc": shown(told.ecc)},
-        "readings": {str(quantity): shown(reading) for quantity, reading in sensor.read().items()},
+        "readings": {str(q): shown(readings[q]) for q in Quantity if q in readings},  # in one order for all
         "counters": None if counters is None else {key: shown(r) for key, r in counters.items()},
     }
 
