@@ -130,12 +130,13 @@ class SimulatedTelemetry:
     def __init__(self, world: World) -> None:
         self._world = world
         self._taken_ms = world.now_ms()
+        self._stopped_ms: int | None = None
         self._lost: set[str] = set()
 
     def take(self) -> Sequence[Poll | Happening]:
         world, every = self._world, self._world.protocol.poll_ms
         begin_ms, now_ms = self._taken_ms, world.now_ms()
-        n = (now_ms - begin_ms) // every
+        n = ((now_ms if self._stopped_ms is None else self._stopped_ms) - begin_ms) // every
         if n <= 0:
             return []
         self._taken_ms = begin_ms + n * every
@@ -197,8 +198,9 @@ class SimulatedTelemetry:
         rise_c = 0.0 if drift is None else drift.value * hours
         return round(IDLE_C + (settled_c - IDLE_C) * warming + rise_c, 2)
 
-    def stop(self, deadline_ms: int) -> None:
-        """Nothing runs; what was polled up to now can still be taken."""
+    def stop(self, deadline_ms: int) -> None:  # noqa: ARG002 - nothing takes any time
+        """Nothing runs any more; what was polled up to now can still be taken."""
+        self._stopped_ms = self._world.now_ms()
 
 
 @dataclass(slots=True)

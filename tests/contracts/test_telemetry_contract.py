@@ -16,7 +16,9 @@ import pytest
 
 from soak.core.incidents import KINDS
 from soak.core.ports import Happening, Telemetry
+from soak.core.protocol import Limits, Protocol
 from soak.core.records import ECC_KINDS, Poll, Quantity, ReadingStatus
+from soak.simulate import SimulatedTelemetry, VirtualClock, World, simulated_device
 from soak.telemetry.plausible import BOUNDS
 from soak.telemetry.watch import Sampler
 
@@ -80,7 +82,17 @@ def an_h200_of_answers(_: Path) -> AbstractContextManager[Subject]:
     return sampled("nvidia", CAPTURES / "nvidia__h200__580.159.04/root")
 
 
-SUBJECTS = [this_machine, cpu_of_files, an_mi50_of_files, an_h200_of_answers]
+@contextmanager
+def two_that_do_not_exist(_: Path) -> Iterator[Subject]:
+    clock = VirtualClock()
+    protocol = Protocol(60_000, 20_000, 60_000, 20_000, POLL_MS, 0, 512, 4096, 7, Limits(frozenset()))
+    devices = [simulated_device(0, ecc=True), simulated_device(1, ecc=False)]
+    telemetry = SimulatedTelemetry(World(clock, protocol, devices, (), seed=7))
+    gpus = [device.gpu for device in devices]
+    yield Subject(telemetry, gpus, frozenset(gpus[:1]), lambda ms: clock.advance_to(clock.boot_ms() + ms))
+
+
+SUBJECTS = [this_machine, cpu_of_files, an_mi50_of_files, an_h200_of_answers, two_that_do_not_exist]
 
 
 @pytest.fixture(params=SUBJECTS, ids=lambda subject: subject.__name__)
