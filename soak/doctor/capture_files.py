@@ -108,8 +108,9 @@ class FileCopies:
         at = self.root
         for part in path.relative_to(self.root).parts:
             step = at / part
-            if step.is_symlink() and step.resolve().is_relative_to(self.root):
-                at = step.resolve()
+            real = Path(os.path.realpath(step))  # resolve() refuses loops, which need no copy and no end
+            if step.is_symlink() and real != step and real.is_relative_to(self.root):
+                at = real
                 self._make_link(self._place(step), self._place(at))
             else:
                 at = step

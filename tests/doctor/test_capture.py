@@ -91,6 +91,18 @@ def test_a_file_that_cannot_be_read_is_named(mi50: Path, tmp_path: Path):
     assert "broken_err_count`: EIO" in (Path(captured.folder) / "README.md").read_text()
 
 
+def test_links_that_lead_nowhere_or_in_a_circle_end_nothing(mi50: Path, tmp_path: Path):
+    (mi50 / "root/sys/class/drm/card9").mkdir()
+    (mi50 / "root/sys/class/drm/card9/device").symlink_to("device")
+    (mi50 / "root/sys/bus/pci/drivers/amdgpu/0000:e3:00.0").symlink_to("../../nowhere")
+    circle = mi50 / "root/sys/module/amdgpu/version"
+    circle.unlink()
+    circle.symlink_to("version")
+    captured = capture("amd", mi50 / "root", tmp_path / "out")
+    assert captured.cards == (GPU,)
+    assert captured.differing == ()
+
+
 def test_a_worn_serial_number_is_blanked(mi50: Path, tmp_path: Path):
     serial = (mi50 / "root/sys/bus/pci/devices" / GPU).resolve() / "serial_number"
     serial.write_bytes(b"\xff\xfeAB12\xff\n")
