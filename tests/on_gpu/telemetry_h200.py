@@ -2,9 +2,10 @@
 
     PYTHONPATH=.:kernels:migrations python tests/on_gpu/telemetry_h200.py --out OUT
 
-Some six minutes: `soak doctor`, then a soak of the first card; under it a sampler of its own for 300 s beside
-`nvidia-smi -lms 1000` and GPM over windows of 10 s, and a capture. Prints a table, writes `telemetry.json`
-and the capture below OUT; exit code 0 if every row holds.
+Seven to nine minutes: `soak doctor`, then a soak of the first card; once its load is steady, a sampler of its
+own for 300 s beside `nvidia-smi -lms 1000` and GPM over windows of 10 s, then a capture. The measurement is
+cut short rather than to go beyond --within. What fails costs its own rows. Prints a table, `ok` or `FAIL`
+first and the figures last; writes `telemetry.json` and the capture below OUT; exit code 0 if every row holds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -28,6 +30,7 @@ import pynvml
 
 from soak.clock import SystemClock
 from soak.core.records import Poll, Quantity
+from soak.doctor.replay import EXPECTED, made_of
 from soak.telemetry.watch import Sampler
 
 Q = Quantity
@@ -45,6 +48,8 @@ SMI_ECC = ("ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volati
 GPM = {1: "graphics", 2: "SM", 5: "tensor", 10: "DRAM"}
 NEAR_MS = 600  # a reading of nvidia-smi this far from ours is of the same second
 WINDOW_S = 10
+SETTLE_S, STEADY_POLLS, STEADY_PCT = 60, 10, 95.0  # the window begins after so many polls in a row at work
+BEFORE_S, AFTER_S = 15, 60  # of a run beside the measurement: sensors opened; the capture, the last check
 
 
 @dataclass
@@ -56,23 +61,12 @@ class Row:
 
 
 class SmiLog:
-    """nvidia-smi's lines with the time of their arrival."""
+    """nvidia-smi's lines about one card with the time of their arrival."""
 
-    def __init__(self) -> None:
-        columns = ",".join((*SMI, *SMI_ECC))
-        self._child = subprocess.Popen(
-            [
-                "nvidia-smi",
-                "-i",
-                "0",
-                f"--query-gpu={columns}",
-                "--format=csv,noheader,nounits",
-                "-lms",
-                "1000",
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, index: int) -> None:
+        query = f"--query-gpu={','.join((*SMI, *SMI_ECC))}"
+        command = ["nvidia-smi", "-i", str(index), query, "--format=csv,noheader,nounits", "-lms", "1000"]
+        self._child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.lines: list[tuple[int, list[str]]] = []
         threading.Thread(target=self._gather, daemon=True).start()
 
@@ -83,6 +77,7 @@ class SmiLog:
 
     def stop(self) -> None:
         self._child.kill()
+        self._child.wait()
 
     def near(self, boot_ms: int, column: int) -> float | None:
         at_ms, fields = min(self.lines, key=lambda line: abs(line[0] - boot_ms))
@@ -93,11 +88,13 @@ class SmiLog:
 
 
 class GpmLog:
-    """Windows of the performance monitors, and the counters of slowed time beside them."""
+    """Windows of the performance monitors, and the counters of slowed time beside them. `fault`: what ended
+    it before its time."""
 
-    def __init__(self) -> None:
-        pynvml.nvmlInit()
-        self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    def __init__(self, gpu: str) -> None:
+        self._gpu = gpu
+        self._handle: Any = None
+        self.fault = ""
         self.windows: list[tuple[int, int, dict[str, float]]] = []
         self.counters: list[tuple[int, dict[int, int | None], int]] = []
         self._stop = threading.Event()
@@ -109,6 +106,14 @@ class GpmLog:
         self._thread.join(15)
 
     def _run(self) -> None:
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(self._gpu)
+            self._gather()
+        except (AttributeError, pynvml.NVMLError) as error:
+            self.fault = f"{type(error).__name__}: {error}"
+
+    def _gather(self) -> None:
         before, after = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
         pynvml.nvmlGpmSampleGet(self._handle, before)
         begun_ms = CLOCK.boot_ms()
@@ -135,69 +140,81 @@ class GpmLog:
 
 
 @contextmanager
-def soak_at_work(out: Path, seconds: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A soak of the first card, from its t0 on until after the measurement."""
+def soak_at_work(out: Path, gpu: str, seconds: int) -> Iterator[None]:
+    """A soak of one card, from its t0 on until after the measurement; ended where it goes on."""
     command = [
         sys.executable, "-m", "soak", "run", "--profile", "generic", "--duration", f"{seconds}s",
         "--rotate-every", "20s", "--check-every", "60s", "--sample-every", "30s", "--warmup", "30s",
-        "--data-dir", str(out / "data"), "--listen", "127.0.0.1:0", "--device", "cuda:0",
+        "--data-dir", str(out / "data"), "--listen", "127.0.0.1:0", "--device", gpu,
+        "--accept-inconclusive",
     ]  # fmt: skip
-    log = (out / "run.log").open("w")
-    child = subprocess.Popen(command, stdout=(out / "run.txt").open("w"), stderr=log)
-    try:
-        end = time.monotonic() + 240
-        while "rotation 0" not in (out / "run.log").read_text():
-            assert child.poll() is None, (out / "run.log").read_text()[-2000:]
-            assert time.monotonic() < end, "no first step in 240 s"
-            time.sleep(0.5)
-        yield child
-        child.wait(120)
-    finally:
-        if child.poll() is None:
-            child.terminate()
-            child.wait(30)
+    with (out / "run.txt").open("w") as said, (out / "run.log").open("w") as log:
+        child = subprocess.Popen(command, stdout=said, stderr=log)
+        try:
+            end = time.monotonic() + 180
+            while "rotation 0" not in (out / "run.log").read_text():
+                assert child.poll() is None, (out / "run.log").read_text()[-600:]
+                assert time.monotonic() < end, (
+                    f"no first step in 180 s: {(out / 'run.log').read_text()[-600:]}"
+                )
+                time.sleep(0.5)
+            yield
+        finally:
+            if child.poll() is None:
+                child.terminate()
+            try:
+                child.wait(20)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
 
 
-def doctored(out: Path) -> list[Row]:
+def settled(sampler: Sampler, limit_s: float) -> Row:
+    """Waits until the card has been at work for a while: what comes before is not the load's."""
+    begun_s, n_steady, last = time.monotonic(), 0, None
+    while n_steady < STEADY_POLLS and time.monotonic() < begun_s + limit_s:
+        time.sleep(0.5)
+        for item in sampler.take():
+            if isinstance(item, Poll):
+                last = value(item, Q.UTILISATION_PCT)
+                n_steady = n_steady + 1 if last is not None and last >= STEADY_PCT else 0
+    says = f"after {time.monotonic() - begun_s:.0f} s: {n_steady} polls in a row at {last} %"
+    return Row("load steady", f"{STEADY_POLLS} polls at {STEADY_PCT:.0f} %", says, n_steady >= STEADY_POLLS)
+
+
+def doctored(out: Path, gpu: str) -> Iterator[Row]:
     """`soak doctor` on the card at rest."""
     begun_s = time.monotonic()
-    command = [sys.executable, "-m", "soak", "doctor", "--profile", "generic", "--device", "cuda:0", "--json"]
-    done = subprocess.run(
-        [*command, "--data-dir", str(out / "data")], capture_output=True, text=True, check=False
-    )
+    command = [
+        sys.executable, "-m", "soak", "doctor", "--profile", "generic", "--device", gpu, "--json",
+        "--listen", "127.0.0.1:0", "--data-dir", str(out / "data"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
     took_s = time.monotonic() - begun_s
-    (out / "doctor.json").write_text(done.stdout + done.stderr)
+    (out / "doctor.json").write_text(done.stdout)
     if not done.stdout:
-        return [Row("doctor", "a checklist", done.stderr.strip()[-300:], False)]
+        yield Row("doctor", "a checklist", done.stderr.strip()[-300:], False)
+        return
     lines = json.loads(done.stdout)["lines"]
-    rows = [
-        Row(
-            "doctor",
-            "in seconds, no fail",
-            f"exit {done.returncode}, {took_s:.0f} s",
-            done.returncode in (0, 3),
-        )
-    ]
+    says = f"exit {done.returncode}, {len(lines)} lines, {took_s:.0f} s"
+    yield Row("doctor", "in seconds, no fail", says, done.returncode in (0, 3))
     for line in lines:
         if line["level"] != "ok" or line["check"] in ("pairing", "triton", "pcie link", "runtime"):
-            rows.append(
-                Row(
-                    f"doctor: {line['check']}",
-                    "not fail",
-                    f"{line['level']}: {line['says']}",
-                    line["level"] != "fail",
-                )
-            )
-    return rows
+            says, holds = f"{line['level']}: {line['says']}", line["level"] != "fail"
+            yield Row(f"doctor: {line['check']}", "not fail", says, holds)
 
 
-def captured(out: Path) -> list[Row]:
+def captured(out: Path) -> Iterator[Row]:
     """A capture under load, read again."""
-    command = [sys.executable, "-m", "soak", "doctor", "--capture", str(out / "capture")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    folders = sorted(path.name for path in (out / "capture").glob("nvidia__*"))
-    said = " | ".join((done.stdout + done.stderr).strip().splitlines())[:400]
-    return [Row("capture", "one of this card", said, done.returncode == 0 and len(folders) == 1)]
+    folder = out / "capture"
+    command = [sys.executable, "-m", "soak", "doctor", "--capture", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
+    found = sorted(folder.glob("nvidia__*"))
+    said = " | ".join((done.stdout + done.stderr).strip().splitlines())[:300]
+    yield Row("capture", "one of this card", said, done.returncode == 0 and len(found) == 1)
+    for path in found:
+        same = made_of(path) == json.loads((path / EXPECTED).read_text())
+        yield Row(f"capture: {path.name}", "read again as written", "equal" if same else "differs", same)
 
 
 def value(poll: Poll, quantity: Quantity) -> float | None:
@@ -240,14 +257,13 @@ def against_gpm(polls: Sequence[Poll], gpm: GpmLog) -> Iterator[Row]:
     for name, quantity in names:
         differences, means = [], []
         for begun_ms, ended_ms, told in gpm.windows:
-            inside = [
-                v for p in polls if begun_ms < p.boot_ms <= ended_ms if (v := value(p, quantity)) is not None
-            ]
-            if len(inside) >= WINDOW_S - 1:
-                means.append((statistics.fmean(inside), told[name]))
-                differences.append(abs(means[-1][0] - told[name]))
+            ours_there = mean_between(polls, quantity, begun_ms, ended_ms)
+            if ours_there is not None:
+                means.append((ours_there, told[name]))
+                differences.append(abs(ours_there - told[name]))
         if not means:
-            yield Row(f"{quantity} / GPM {name}", "within 2 points", "nothing to compare", False)
+            says = gpm.fault or f"nothing to compare in {len(gpm.windows)} windows"
+            yield Row(f"{quantity} / GPM {name}", "within 2 points", says, False)
             continue
         ours, theirs = (statistics.fmean(side) for side in zip(*means, strict=True))
         yield Row(
@@ -258,28 +274,41 @@ def against_gpm(polls: Sequence[Poll], gpm: GpmLog) -> Iterator[Row]:
         )
 
 
-def of_itself(polls: Sequence[Poll], cpu_s: float, wall_s: float) -> Iterator[Row]:
-    """Cost, cadence, and energy against power."""
+def mean_between(polls: Sequence[Poll], quantity: Quantity, begun_ms: int, ended_ms: int) -> float | None:
+    """The mean over a time, each poll standing for the time since the one before; None where a tenth of it or
+    more is not covered."""
+    covered_ms = total = 0.0
+    for before, poll in pairwise(polls):
+        told = value(poll, quantity)
+        overlap_ms = min(poll.boot_ms, ended_ms) - max(before.boot_ms, begun_ms)
+        if told is not None and overlap_ms > 0:
+            covered_ms += overlap_ms
+            total += told * overlap_ms
+    return total / covered_ms if covered_ms > 0.9 * (ended_ms - begun_ms) else None
+
+
+def of_itself(polls: Sequence[Poll], cpu_s: float | None, wall_s: float) -> Iterator[Row]:
+    """Cost, cadence, and energy against power. `cpu_s`: of the sampler's child, None if it was replaced."""
     costs = sorted(poll.cost_ms for poll in polls)
-    per_s = 1000 * cpu_s / wall_s
-    yield Row(
-        "cost of telemetry", "< 5 ms of CPU a GPU and second",
-        f"child {per_s:.2f} ms a second; poll median {statistics.median(costs):.2f}, "
-        f"p99 {costs[int(0.99 * len(costs))]:.2f} ms",
-        per_s < 5,
-    )  # fmt: skip
+    poll_says = f"poll median {statistics.median(costs):.2f}, p99 {costs[int(0.99 * len(costs))]:.2f} ms"
+    if cpu_s is None:
+        yield Row("cost of telemetry", "one child throughout", f"it was replaced; {poll_says}", False)
+    else:
+        per_s = 1000 * cpu_s / wall_s
+        says = f"child {per_s:.2f} ms a second; {poll_says}"
+        yield Row("cost of telemetry", "< 5 ms of CPU a GPU and second", says, per_s < 5)
     stamps = [poll.boot_ms for poll in polls]
     jitter = sorted(abs(b - a - 1000) for a, b in pairwise(stamps))
     p99 = jitter[int(0.99 * len(jitter))]
     yield Row(
         "jitter of 1 Hz",
         "p99 < 50 ms",
-        f"p99 {p99} ms, largest {jitter[-1]} ms, polls {len(polls)}",
+        f"p99 {p99} ms, largest {jitter[-1]} ms, {len(polls)} polls in {wall_s:.0f} s",
         p99 < 50,
     )
     energy = [(p.boot_ms, v) for p in polls if (v := value(p, Q.ENERGY_J)) is not None]
     power = [v for p in polls if (v := value(p, Q.POWER_W)) is not None]
-    if energy:
+    if len(energy) > 1 and power:
         mean_w = (energy[-1][1] - energy[0][1]) / ((energy[-1][0] - energy[0][0]) / 1000)
         told_w = statistics.fmean(power)
         says = f"{mean_w:.1f} W by the energy counter, {told_w:.1f} W by the sensor"
@@ -293,73 +322,118 @@ def of_itself(polls: Sequence[Poll], cpu_s: float, wall_s: float) -> Iterator[Ro
 
 def of_counters(gpm: GpmLog) -> Iterator[Row]:
     """Which counters of slowed time rise, and how fast: their unit and what they mean, to be read."""
+    if len(gpm.counters) < 2:
+        yield Row("slowed time a second, by field", "two readings", gpm.fault or "fewer", False)
+        return
     (begun_ms, first, _), (ended_ms, last, _) = gpm.counters[0], gpm.counters[-1]
+    seconds = (ended_ms - begun_ms) / 1000
     rates = {
-        field: None
-        if a is None or last[field] is None
-        else round((last[field] - a) / ((ended_ms - begun_ms) / 1000))
-        for field, a in first.items()
+        field: round((after - before) / seconds)
+        for field, before in first.items()
+        if before is not None and (after := last[field]) is not None
     }
     reasons = sorted({f"{bits:#x}" for _, _, bits in gpm.counters})
     yield Row("slowed time a second, by field", "for reading", f"{rates}; reasons {reasons}", True)
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def cpu_s(pid: int | None) -> float | None:
+    """Processor seconds of a process so far; None where it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return None
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measured(out: Path, seconds: int) -> list[Row]:
-    with soak_at_work(out, seconds + 40):
-        smi, gpm = SmiLog(), GpmLog()
+def measured(out: Path, gpu: str, index: int, end_s: float, seconds: int) -> Iterator[Row]:
+    """The rows of a soak of the card, measured for `seconds`, or until AFTER_S before `end_s`."""
+    with soak_at_work(out, gpu, BEFORE_S + SETTLE_S + seconds + AFTER_S):
         sampler = Sampler(("nvidia",), clock=CLOCK)
         sampler.start()
-        gpu = sampler.devices()[0].gpu
-        sampler.watch([gpu], 1000, 10_000)
-        time.sleep(5)
-        sampler.take()
-        pid = sampler.pid
-        assert pid is not None
-        begun_s, begun_cpu_s = time.monotonic(), cpu_s(pid)
-        polls: list[Poll] = []
-        while time.monotonic() < begun_s + seconds:
-            time.sleep(1)
-            polls += [item for item in sampler.take() if isinstance(item, Poll)]
-        used_s, wall_s = cpu_s(pid) - begun_cpu_s, time.monotonic() - begun_s
-        gpm.stop()
-        smi.stop()
-        sampler.stop(1000)
-        rows = captured(out)
-    parts: list[Callable[[], Iterator[Row]]] = [
-        lambda: against_smi(polls, smi),
-        lambda: against_gpm(polls, gpm),
-        lambda: of_itself(polls, used_s, wall_s),
-        lambda: of_counters(gpm),
-    ]
-    return [*(row for part in parts for row in _safely(part)), *rows]
+        try:
+            sampler.devices()
+            sampler.watch([gpu], 1000, 10_000)
+            yield settled(sampler, SETTLE_S)
+            window_s = min(seconds, end_s - AFTER_S - time.monotonic())
+            smi, gpm = SmiLog(index), GpmLog(gpu)
+            polls, used_s, wall_s = gathered(sampler, window_s)
+            gpm.stop()
+            smi.stop()
+        finally:
+            sampler.stop(1000)
+        yield Row("window", f"{seconds} s", f"{wall_s:.0f} s, {len(polls)} polls", wall_s > 0.9 * seconds)
+        yield from safely("nvidia-smi", lambda: against_smi(polls, smi))
+        yield from safely("GPM", lambda: against_gpm(polls, gpm))
+        yield from safely("cost and cadence", lambda: of_itself(polls, used_s, wall_s))
+        yield from safely("counters", lambda: of_counters(gpm))
+        yield from safely("capture", lambda: captured(out))
 
 
-def _safely(part: Callable[[], Iterator[Row]]) -> list[Row]:
+def gathered(sampler: Sampler, seconds: float) -> tuple[list[Poll], float | None, float]:
+    """Polls, processor seconds of the sampler's child (None where it was replaced), and the time it took."""
+    sampler.take()
+    pid = sampler.pid
+    begun_s, begun_cpu_s = time.monotonic(), cpu_s(pid)
+    polls: list[Poll] = []
+    while time.monotonic() < begun_s + seconds:
+        time.sleep(1)
+        polls += [item for item in sampler.take() if isinstance(item, Poll)]
+    wall_s, ended_cpu_s = time.monotonic() - begun_s, cpu_s(pid)
+    if sampler.pid != pid or begun_cpu_s is None or ended_cpu_s is None:
+        return polls, None, wall_s
+    return polls, ended_cpu_s - begun_cpu_s, wall_s
+
+
+def safely(name: str, part: Callable[[], Iterator[Row]]) -> Iterator[Row]:
     """A part that fails costs its own rows: a minute on a card is dear."""
     try:
-        return list(part())
-    except Exception as error:  # noqa: BLE001
-        return [Row("a part of this script", "works", f"{type(error).__name__}: {error}", False)]
+        yield from part()
+    except Exception as error:  # noqa: BLE001  whatever it is, it is told and the rest goes on
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        yield Row(name, "works", f"{type(error).__name__}: {error} (line {at.lineno} of {at.name})", False)
+
+
+def first_card() -> tuple[str, int]:
+    """Address and NVML's number of the card that is measured."""
+    sampler = Sampler(("nvidia",), clock=CLOCK)
+    sampler.start()
+    try:
+        devices = sampler.devices()
+    finally:
+        sampler.stop(1000)
+    assert devices, sampler.absences
+    return devices[0].gpu, devices[0].index
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/telemetry")))
-    parser.add_argument("--seconds", type=int, default=300)
+    parser.add_argument("--seconds", type=int, default=300, help="of the measurement")
+    parser.add_argument("--within", type=int, default=570, help="seconds for all of it")
     arguments = parser.parse_args()
-    out: Path = arguments.out
+    end_s = time.monotonic() + arguments.within
+    out: Path = arguments.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    rows = [*doctored(out), *measured(out, arguments.seconds)]
-    document: dict[str, Any] = {"rows": [asdict(row) for row in rows]}
-    (out / "telemetry.json").write_text(json.dumps(document, indent=1))
+    search = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(folder).absolute()) for folder in search if folder)
+
+    def all_of_it() -> Iterator[Row]:
+        gpu, index = first_card()
+        yield Row("card", "found", gpu, True)
+        yield from safely("doctor", lambda: doctored(out, gpu))
+        yield from safely("soak", lambda: measured(out, gpu, index, end_s, arguments.seconds))
+
+    rows: list[Row] = []
+    for row in safely("telemetry", all_of_it):
+        rows.append(row)
+        document = {"rows": [asdict(known) for known in rows]}
+        (out / "telemetry.json").write_text(json.dumps(document, indent=1))  # so far, should it be ended
+    width = max(len(row.name) for row in rows)
     for row in rows:
-        print(f"{'ok  ' if row.holds else 'FAIL'} {row.name}: {row.measured}  [{row.wanted}]")
-    return int(not all(row.holds for row in rows))
+        print(f"{'ok  ' if row.holds else 'FAIL'} {row.name:<{width}}  [{row.wanted}]  {row.measured}")
+    n_failed = sum(not row.holds for row in rows)
+    print(f"{len(rows) - n_failed} ok, {n_failed} FAIL")
+    return int(n_failed > 0)
 
 
 if __name__ == "__main__":

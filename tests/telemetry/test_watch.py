@@ -301,7 +301,10 @@ def test_it_costs_less_than_one_per_cent_of_a_core(start, until):
     assert time.thread_time() - parent_s < 4 * 0.01
 
 
-def test_eight_cards_cost_less_than_two_per_cent_of_a_core(start, until, tmp_path):
+@pytest.mark.parametrize(
+    "seconds", [4, pytest.param(150, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
+)
+def test_eight_cards_cost_less_than_two_per_cent_of_a_core(start, until, tmp_path, seconds):
     mi50 = Path(__file__).parents[1] / "captures/amd__instinct-mi50-32gb__by-hand/root/sys/devices"
     device = next(path.parent for path in mi50.rglob("gpu_metrics"))
     for number in range(8):
@@ -313,10 +316,17 @@ def test_eight_cards_cost_less_than_two_per_cent_of_a_core(start, until, tmp_pat
     assert len(gpus) == 8
     sampler.watch(gpus, 1000, 10_000)
     until(sampler, polls)
-    child_s = cpu_s(sampler.pid)
-    time.sleep(4)
-    assert len(polls(sampler.take())) in range(24, 41)
-    assert cpu_s(sampler.pid) - child_s <= 4 * 0.02 + 0.01
+    sampler.take()
+    child_s, begun_s = cpu_s(sampler.pid), time.monotonic()
+    time.sleep(seconds)
+    used_s, wall_s, n_polls = (
+        cpu_s(sampler.pid) - child_s,
+        time.monotonic() - begun_s,
+        len(polls(sampler.take())),
+    )
+    print(f"{n_polls} polls of eight cards in {wall_s:.0f} s: {100 * used_s / wall_s:.2f} % of a core")
+    assert 8 * (seconds - 1) <= n_polls <= 8 * (wall_s + 1)
+    assert used_s <= wall_s * 0.02 + 0.01
 
 
 def test_the_child_loads_nothing_heavy():
