@@ -63,7 +63,6 @@ class Run:
         self._boot_at_t0_ms = 0
         self._muster = Muster(plan.info, plan.protocol, clock.boot_ms())
         self._journal = Journal(plan.attempt, clock, plan.before.incidents if plan.before else ())
-        self._quorum = Quorum(plan.info.devices)
         self._cards: dict[str, CardState] = {}
         self._attempt: Attempt | None = None
         self._done = {"rotate": 0, "check": 0, "sample": 0}  # how many of each duty were done
@@ -128,6 +127,7 @@ class Run:
         self.info = self._muster.info_at_t0()
         if plan.continues and plan.before is not None:  # the same t0: its baseline, and what it could read
             self.info = replace(self.info, devices=plan.before.info.devices)
+        self._quorum = Quorum(self.info.devices)
         stretches = (*(last.stretches if last is not None else ()), Stretch(start_ms, utc_ms))
         self._attempt = Attempt(
             number=plan.attempt,
@@ -143,7 +143,7 @@ class Run:
             earlier = None
             if plan.before is not None:
                 earlier = earlier_attempts(plan.before, self._protocol, device, plan.attempt)
-            self._cards[device.gpu] = CardState(card, start, self.info.kernel, before, earlier)
+            self._cards[device.gpu] = CardState(card, start, before, earlier)
         self.state = "running"
         self._store.write(self.info, self._attempt)
         self._begin_duties(start_ms)

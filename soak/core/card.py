@@ -51,14 +51,13 @@ class CardState:
         self,
         card: Card,
         start: Start,
-        kernel: str,
         before: RunRecord | None = None,
         earlier: Earlier | None = None,
     ) -> None:
         self._card = card
         self._start = start
         self._earlier = earlier or Earlier()
-        self._kernel = kernel
+        self._kernel = card.device.kernel
         self._judge = CardJudge(card)
         self._rotation: _RotationTally | None = None
         self._ready: list[Row] = []  # rows that are final and not handed out yet

@@ -114,21 +114,21 @@ class Muster:
     def info_at_t0(self) -> RunInfo:
         """The run's facts, with what the workers and the last readings before t0 add."""
         devices = tuple(self._device_at_t0(device) for device in self._info.devices)
-        first = self._ready[devices[0].gpu]
-        versions = {**self._info.versions, **first.versions}
-        return replace(self._info, devices=devices, kernel=first.kernel, versions=versions)
+        kernels = dict.fromkeys(device.kernel for device in devices)  # one, unless a card fell back
+        versions = {**self._info.versions, **self._ready[devices[0].gpu].versions}
+        return replace(self._info, devices=devices, kernel=", ".join(kernels), versions=versions)
 
     def _device_at_t0(self, device: Device) -> Device:
-        """With its baseline; counters that gave one can be read, whatever they said when first asked."""
+        """With its kernel and its baseline; counters that gave one can be read, whatever they said when
+        first asked."""
+        ready = self._ready[device.gpu]
+        load = {"largest_step_ms": ready.step_ms, **ready.facts}
+        device = replace(device, kernel=ready.kernel, kernel_reason=ready.kernel_reason, load=load)
         baseline = self._ecc.get(device.gpu)
         if baseline is None:
             return device
         unreadable = device.ecc.status is ReadingStatus.UNREADABLE
         return replace(device, ecc_baseline=baseline, ecc=Reading.ok(1.0) if unreadable else device.ecc)
-
-    def facts(self) -> Mapping[str, Ready]:
-        """Each card's first message: kernel and why, step time, calibration."""
-        return dict(self._ready)
 
 
 def _no_start(happening: Happening) -> str:

@@ -1,4 +1,5 @@
-"""Equal cards on the same inputs must give the same digests: compares the golden digests of a rotation."""
+"""Equal cards with the same kernel on the same inputs must give the same digests: compares the golden digests
+of a rotation."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ class Quorum:
     """Holds the digests of the rotation in progress; a disagreement is told once per card and rotation."""
 
     def __init__(self, devices: tuple[Device, ...]) -> None:
-        self._kind = {d.gpu: (d.vendor, d.arch, d.model) for d in devices}
+        self._kind = {d.gpu: (d.vendor, d.arch, d.model, d.kernel) for d in devices}
         self._rotation = -1
         self._golden: dict[str, str] = {}
         self._told: set[str] = set()

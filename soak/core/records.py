@@ -117,6 +117,11 @@ class Device:
     # Raw error counters at t0, keys as in Poll.ecc.
     ecc_baseline: Mapping[str, Reading] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what a reader of the report should know about this card
+    # What its worker said before t0: the kernel, why that one, and the facts of its load (calibrated step
+    # times, memory taken, the self-test).
+    kernel: str = ""
+    kernel_reason: str = ""
+    load: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ def _identity(card: d.Card) -> Facts:
         ("VBIOS", w.clean(card.vbios or "")),
         ("Memory", w.bytes_text(card.memory_total_bytes) if card.memory_total_bytes is not None else ""),
         ("Limits", ", ".join(text for text in limits if text)),
+        ("Kernel", f"{w.clean(card.kernel)}: {w.clean(card.kernel_reason)}" if card.kernel_reason else ""),
         ("ECC", _ecc(card.ecc)),
         ("ECC at t0", _baseline(card.ecc)),
         *(("Note", w.clean(note)) for note in card.notes),

@@ -337,6 +337,9 @@ class Card:
     temperature_sensor: str | None
     slowdown_c: float | None
     power_cap_w: float | None
+    kernel: str
+    kernel_reason: str
+    load: Mapping[str, Any]  # what its worker told before t0: calibrated step times, the self-test
     notes: tuple[str, ...]
     not_offered: Mapping[str, str]  # quantities that this card or driver did not give before t0, and why
     verdict: str

@@ -161,7 +161,7 @@ DEVICE = RowMap(
     Device,
     DeviceRow,
     columns={"index": "runtime_index"},
-    json=frozenset({"supported", "ecc", "ecc_baseline", "notes"}),
+    json=frozenset({"supported", "ecc", "ecc_baseline", "notes", "load"}),
 )
 SAMPLE = RowMap(
     Slot,

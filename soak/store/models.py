@@ -136,6 +136,9 @@ class DeviceRow(Base):
     ecc: Mapped[Json]
     ecc_baseline: Mapped[Json]
     notes: Mapped[Json]
+    kernel: Mapped[str]
+    kernel_reason: Mapped[str]
+    load: Mapped[Json]
 
 
 class SampleRow(Base):

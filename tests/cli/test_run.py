@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sqlite3
 import time
@@ -27,6 +28,10 @@ def test_a_run_ends_with_a_certificate_that_every_command_agrees_with(machine: A
     document = json.loads(machine.run("report", "--run-id", "latest", "--format", "json").stdout)
     schema = json.loads(files("soak.report").joinpath("schema/report-v1.json").read_text())
     jsonschema.validate(document, schema)
+    (card,) = document["cards"]
+    assert card["kernel"] == document["run"]["kernel"]
+    assert card["load"]["lanes"] == len(os.sched_getaffinity(0))
+    assert "same bits every time" in card["kernel_reason"]
     assert "first" in machine.run("runs").stdout
     (integrity,) = rows(machine, "select sum(n), sum(mismatches), count(*) from integrity_check")
     assert integrity[0] >= 10

@@ -28,7 +28,7 @@ class Live:
     def __init__(self, make: Any, start_ms: int = 0, before: Any = None, **card: Any) -> None:
         self.make = make
         self.card = make.card(**card)
-        self.state = CardState(self.card, Start(1, 0, 0, start_ms), "kernel", before)
+        self.state = CardState(self.card, Start(1, 0, 0, start_ms), before)
 
     def heartbeat(self, at_ms: int, rotation: int = 0, **changes: Any) -> list[Any]:
         n = changes.pop("n", 10)

@@ -49,6 +49,20 @@ def test_every_card_has_to_be_ready_and_have_a_baseline(make: Any) -> None:
     assert (info.kernel, info.versions["torch"]) == ("attention_v1", "2.13")
 
 
+def test_each_card_keeps_its_kernel_and_why_and_the_run_names_them_all(make: Any) -> None:
+    start = Start(make, 3, required=False)
+    for gpu in ("gpu0", "gpu1"):
+        start.muster.take_event(ready(gpu))
+    fallen_back = replace(ready("gpu2"), kernel="naive", kernel_reason="v1 failed its preflight")
+    start.muster.take_event(fallen_back)
+    assert start.muster.waiting_for(0) == []
+    info = start.muster.info_at_t0()
+    assert info.kernel == "attention_v1, naive"
+    assert [d.kernel for d in info.devices] == ["attention_v1", "attention_v1", "naive"]
+    assert info.devices[2].kernel_reason == "v1 failed its preflight"
+    assert info.devices[0].load["largest_step_ms"] == ready("gpu0").step_ms
+
+
 def test_a_card_without_a_first_step_is_named_after_ten_minutes(make: Any) -> None:
     start = Start(make, 2)
     start.muster.take_event(ready("gpu1"))

@@ -86,6 +86,11 @@ def test_other_cards_are_not_compared() -> None:
     assert tell(Quorum((card("a"), card("b", "MI60"))), beat("a", "1"), beat("b", "2")) == [[], []]
 
 
+def test_other_kernels_are_not_compared() -> None:
+    fallen_back = replace(card("b"), kernel="naive")
+    assert tell(Quorum((card("a"), fallen_back)), beat("a", "1"), beat("b", "2")) == [[], []]
+
+
 def test_no_digest_yet_and_old_rotations_say_nothing() -> None:
     quorum = Quorum((card("a"), card("b")))
     assert tell(quorum, beat("a", "1", 1), beat("b", "2", 0), beat("b", "", 1)) == [[], [], []]

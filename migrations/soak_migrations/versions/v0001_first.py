@@ -74,6 +74,9 @@ def _runs() -> None:
         _text("ecc"),
         _text("ecc_baseline"),
         _text("notes"),
+        _text("kernel"),
+        _text("kernel_reason"),
+        _text("load"),
     )
 
 
