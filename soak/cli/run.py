@@ -104,14 +104,15 @@ def _run(request: Request, trial: Trial, clock: SystemClock, inbox: Inbox, stack
     sampler.start()
     devices = find_devices(request, sampler, trial.root)
     settled = settle(request, trial, devices, Home(database, host, boot_id()), clock)
-    _announce(settled, database)
     shared = network_file_system(folder) is not None
     lease = Lease(database, this_process(host), clock, folder=folder, folder_is_shared=shared)
     if settled.plan is None:
+        _announce(settled, database)
         return _print_finished(settled, database, clock, lease, stack)
     lease.acquire(settled.plan.info.run_id, [d.gpu for d in devices])
     stack.callback(lease.release)
     _require_unchanged(settled, database)
+    _announce(settled, database)
     log.info("metrics and pages on %s", surface.url)
     return _soak(settled, settled.plan, trial, _Parts(database, sampler, lease, surface, clock, inbox))
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import suppress
 from typing import TextIO
 
 from soak.core.errors import CannotRun
+
+# What someone put where a short value belongs would bury the sentence; a path is never that long.
+_LONG_VALUE = re.compile(r"'([^']{100})([^']{400,})([^']{20})'", re.DOTALL)
 
 
 def say(text: str) -> None:
@@ -31,8 +35,9 @@ def say_error(sentence: str) -> None:
     """Writes `soak: ` and a sentence to standard error, where somebody may read it."""
     if sys.stderr is None:
         return
+    shown = _LONG_VALUE.sub(_shortened, sentence)
     try:
-        sys.stderr.write(f"soak: {sentence}\n")
+        sys.stderr.write(f"soak: {shown}\n")
         sys.stderr.flush()
     except OSError:
         _leave(sys.stderr)
@@ -53,6 +58,10 @@ def prepare_standard_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+
+
+def _shortened(value: re.Match[str]) -> str:
+    return f"'{value[1]}[…{len(value[2])} characters…]{value[3]}'"
 
 
 def _leave(stream: TextIO) -> None:

@@ -133,4 +133,5 @@ class Muster:
 
 def _no_start(happening: Happening) -> str:
     where = f"{happening.gpu}: " if happening.gpu else ""
-    return f"{where}the load does not start: {happening.kind.replace('_', ' ')}: {happening.detail}"
+    says = f"{where}the load does not start: {happening.kind.replace('_', ' ')}: {happening.detail}"
+    return says if "soak doctor" in says else f"{says.rstrip('.')}; soak doctor names what is missing."

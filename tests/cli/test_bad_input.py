@@ -49,6 +49,15 @@ def test_bad_usage_is_exit_2_and_starts_nothing(machine: Any, args: tuple[str, .
     assert not machine.data_dir.exists()
 
 
+def test_a_value_as_long_as_a_book_does_not_bury_the_sentence(machine: Any) -> None:
+    done = machine.run(*RUN, "--run-id", "x" * 5000)
+    assert done.returncode == 2
+    assert one_sentence(done.stderr)
+    assert "--run-id" in done.stderr
+    assert "legal: up to 64" in done.stderr
+    assert len(done.stderr) < 500
+
+
 def test_no_gpu_is_exit_4_and_a_sentence(machine: Any) -> None:
     done = machine.run("run")
     if Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists():
