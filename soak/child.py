@@ -31,7 +31,7 @@ class Child(Generic[M]):
         message: type[M] | object,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._decoder: msgspec.json.Decoder[M] = msgspec.json.Decoder(message)
+        self._decoder: msgspec.json.Decoder[M] = msgspec.json.Decoder(message, strict=False)
         self._changed = threading.Condition()
         self._messages: list[M] = []
         self._is_over = False
@@ -89,6 +89,16 @@ class Child(Generic[M]):
                 if pipe is not None:
                     with contextlib.suppress(BrokenPipeError):
                         pipe.close()
+
+    @property
+    def status(self) -> int | None:
+        """As of subprocess, once it is over and collected: below 0 the signal that ended it."""
+        if not self._is_over:
+            return None
+        try:
+            return self._child.wait(0.5)
+        except subprocess.TimeoutExpired:
+            return None
 
     def why_silent(self, deadline_s: float) -> str:
         """In words: it ended, or did not answer in time."""

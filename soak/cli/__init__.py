@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import resource
 import signal
 import sys
 import traceback
@@ -20,6 +22,7 @@ COMMANDS: Mapping[str, str] = {
     "runs": "soak.cli.report:runs",
     "simulate": "soak.cli.simulate:simulate",
     "doctor": "soak.cli.doctor:doctor",
+    "verify": "soak.cli.verify:command",
     "kernels": "soak.cli.kernels:kernels",
     "db": "soak.cli.db:db",
 }
@@ -66,9 +69,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _fail("Stopped before anything was started.", EXIT_INCONCLUSIVE, arguments)
     except Exception as error:  # noqa: BLE001 - the last catch: a person gets a sentence, not a traceback
-        sentence = f"{type(error).__name__}: {error}; this is a fault of soak itself, --debug shows where."
-        return _fail(sentence, EXIT_CANNOT_RUN, arguments)
+        return _fail(_out_of_files(error) or _our_fault(error), EXIT_CANNOT_RUN, arguments)
     return int(code or 0)
+
+
+def _out_of_files(error: Exception) -> str:
+    """What to do where this process may open no more files; "" for any other error."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        return ""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"{error.strerror}: this process may have {allowed} open; allow it more "
+        "(`ulimit -n 1024`, LimitNOFILE= of systemd, `--ulimit nofile=1024` of docker)."
+    )
+
+
+def _our_fault(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}; this is a fault of soak itself, --debug shows where."
 
 
 def _fail(sentence: str, code: int, arguments: Sequence[str]) -> int:

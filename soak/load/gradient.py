@@ -67,6 +67,13 @@ def compare(slices: Sequence[Slice], *, causal: bool) -> tuple[TensorError, ...]
     return tuple(tally.error(name) for name, tally in tallies.items())
 
 
+def error_of(name: str, result: torch.Tensor, expected: torch.Tensor) -> TensorError:
+    """The error of one tensor of any shape against its float64 reference of the same shape."""
+    tally = _Tally()
+    tally.add(result, expected)
+    return tally.error(name)
+
+
 class _Tally:
     """Sums of one tensor's errors over slices; pairs with a NaN or inf are counted and left out of the
     sums."""

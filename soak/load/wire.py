@@ -80,7 +80,7 @@ Said: TypeAlias = ReadySaid | ProgressSaid | CheckedSaid | HappeningSaid
 
 def encode(message: Order | Said) -> bytes:
     """One line, its end included."""
-    return msgspec.json.encode(_speakable(msgspec.to_builtins(message))) + b"\n"
+    return msgspec.json.encode(speakable(msgspec.to_builtins(message))) + b"\n"
 
 
 def decode_order(line: bytes) -> Order:
@@ -106,12 +106,12 @@ def said(event: Ready | Progress | Checked | Happening, in_step_since_boot_ms: i
             return HappeningSaid(event)
 
 
-def _speakable(value: Any) -> Any:
+def speakable(value: Any) -> Any:
     """The same with every number that JSON cannot say as a string."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _speakable(inner) for key, inner in value.items()}
+        return {key: speakable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_speakable(inner) for inner in value]
+        return [speakable(inner) for inner in value]
     return value

@@ -1,0 +1,93 @@
+"""bandwidth: bytes per second of a copy, then of attention as the batch grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from soak.load.recipe import draw_inputs
+from soak.verify.cases import Bench, Case, Judged, judge
+from soak.verify.device import Device, device_of
+from soak.verify.messages import Figure, Outcome
+from soak.verify.subject import Subject
+
+SEQ_LEN = 2048
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+HEADS, HEADS_CPU = 16, 1
+SHARE_LEAST = 0.8  # of the best rate of a smaller batch; less is a fall, the rest is clocks and neighbours
+ROUNDS = 3  # the best of them counts: others share the machine
+MORE_ROUNDS = 2  # where a fall was seen
+POINT_S = 0.05  # of work a measured point, at least
+_GB = 1e9
+
+
+def cases(bench: Bench) -> Iterator[Case]:
+    del bench
+    yield Case("growing-batch", _growing_batch)
+
+
+def _growing_batch(bench: Bench, seed: int) -> Judged:
+    subject = bench.subject
+    if subject.is_interpreted:
+        return Judged(Outcome.SKIP, says="an interpreter has no speed")
+    device = device_of(subject.device)
+    ceiling = _copy_rate(subject, device)
+    heads = HEADS_CPU if subject.device.type == "cpu" else HEADS
+    inputs = draw_inputs(
+        seed, batch=BATCHES[-1], heads=heads, seq_len=SEQ_LEN, head_dim=subject.head_dims[0],
+        dtype=subject.dtype, device=subject.device,
+    )  # fmt: skip
+    rates = dict.fromkeys(BATCHES, 0.0)
+
+    def once() -> None:
+        for batch in BATCHES:
+            q, k, v = (x[:batch] for x in inputs[:3])
+            n_bytes = 4 * q.numel() * q.element_size()  # Q, K, V read, O written, each once
+            seconds = _seconds(lambda q=q, k=k, v=v: subject.forward(q, k, v, False), device)  # type: ignore[misc]
+            rates[batch] = max(rates[batch], n_bytes / seconds)
+
+    for _ in range(ROUNDS):
+        once()
+    for _ in range(MORE_ROUNDS):
+        if _falls(rates):
+            once()
+    figures = [Figure("copy", ceiling / _GB, " GB/s")]
+    best = 0.0
+    for batch, rate in rates.items():
+        figures.append(
+            Figure(f"batch {batch}", rate / _GB, " GB/s", limit=SHARE_LEAST * best / _GB, floor=True)
+        )
+        best = max(best, rate)
+    figures.append(Figure("of the copy's rate", 100.0 * best / ceiling, " %"))
+    return judge(tuple(figures))
+
+
+def _falls(rates: dict[int, float]) -> bool:
+    best = 0.0
+    for rate in rates.values():
+        if rate < SHARE_LEAST * best:
+            return True
+        best = max(best, rate)
+    return False
+
+
+def _copy_rate(subject: Subject, device: Device) -> float:
+    """Bytes read and written per second by the device's own copy of more than its caches hold."""
+    source = torch.ones(device.cache_bytes(), dtype=torch.uint8, device=subject.device)
+    target = torch.zeros_like(source)
+    seconds = min(_seconds(lambda: target.copy_(source), device) for _ in range(ROUNDS))
+    return 2.0 * source.numel() / seconds
+
+
+def _seconds(work: Callable[[], object], device: Device) -> float:
+    """Of one piece of work; pieces follow each other until there is something to measure."""
+    work()
+    device.finish()
+    began, n = time.perf_counter(), 0
+    while n == 0 or (time.perf_counter() - began < POINT_S and n < 1000):
+        work()
+        n += 1
+        device.finish()
+    return (time.perf_counter() - began) / n

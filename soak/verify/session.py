@@ -1,0 +1,130 @@
+"""The parent's side of a verification: a child a subject, a deadline a case, and what a child's end means."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from soak.child import Child
+from soak.core.errors import EXIT_CANNOT_RUN, EXIT_FAIL, EXIT_PASS, ConfigError
+from soak.verify.messages import About, Began, Event, Order, Outcome, Over, Result, Stopped
+
+RESTARTS_MOST = 3  # of a subject's child, after a case that hung, crashed or lost the card
+_OWN_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+
+Tell = Callable[[Order, About | Began | Result], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds. `ready_s`: until the subject is there, torch from a cold disk included."""
+
+    ready_s: float = 300.0
+    case_s: float = 300.0  # compiling the kernels of a shape included
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What came of one subject. `about`: None where it could not even begin; `refusal`: why, or why its rest
+    was not made; "" where all was made."""
+
+    order: Order
+    about: About | None
+    results: tuple[Result, ...]
+    refusal: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """1: a check failed; 4: something could not be made, or nothing was; 0: all passed."""
+        outcomes = [result.outcome for result in self.results]
+        if Outcome.FAIL in outcomes:
+            return EXIT_FAIL
+        made = Outcome.OK in outcomes and Outcome.ERROR not in outcomes
+        return EXIT_PASS if made and not self.refusal else EXIT_CANNOT_RUN
+
+
+def exit_code(verified: Sequence[Verified]) -> int:
+    """Of all subjects: 1 where one failed; else 4 where one could not be verified; else 0."""
+    codes = {each.exit_code for each in verified}
+    if EXIT_FAIL in codes:
+        return EXIT_FAIL
+    return EXIT_PASS if codes == {EXIT_PASS} else EXIT_CANNOT_RUN
+
+
+def verify(order: Order, environment: Mapping[str, str], patience: Patience, tell: Tell) -> Verified:
+    """Makes the order's cases; `tell` hears of each as it comes. ConfigError for a name that there is not."""
+    so_far = Verified(order, None, ())
+    for _ in range(1 + RESTARTS_MOST):
+        done = tuple(result.id for result in so_far.results)
+        heard = _one_child(replace_done(order, done), environment, patience, tell)
+        about = so_far.about or heard.about
+        so_far = Verified(order, about, so_far.results + heard.results, heard.refusal)
+        if not heard.refusal or heard.about is None:
+            return so_far
+    return replace(so_far, refusal=f"{so_far.refusal}; its rest was not made after {RESTARTS_MOST} restarts")
+
+
+def replace_done(order: Order, done: tuple[str, ...]) -> Order:
+    """The same order without the cases that are done."""
+    return msgspec.structs.replace(order, done=done)
+
+
+def _one_child(order: Order, environment: Mapping[str, str], patience: Patience, tell: Tell) -> Verified:
+    """Until the child is through, or ends otherwise: the case that it was in is then judged by how."""
+    child: Child[Event] = Child("soak.verify.worker", (), Event, environment)
+    try:
+        child.say(msgspec.json.encode(order))
+        return _listen(child, order, patience, tell)
+    finally:
+        child.end()
+
+
+def _listen(child: Child[Event], order: Order, patience: Patience, tell: Tell) -> Verified:
+    about: About | None = None
+    began: Began | None = None
+    results: list[Result] = []
+    n_heard, deadline_s = 0, patience.ready_s
+    while True:
+        n_before = n_heard
+        heard, came = child.wait(lambda events, n=n_before: len(events) > n, deadline_s)  # type: ignore[misc]
+        if not came:
+            break
+        for event in heard[n_heard:]:
+            match event:
+                case About():
+                    about, deadline_s = event, patience.case_s
+                    if not order.done:
+                        tell(order, event)
+                case Began():
+                    began = event
+                    tell(order, event)
+                case Result():
+                    began = None
+                    results.append(event)
+                    tell(order, event)
+                case Over():
+                    return Verified(order, about, tuple(results))
+                case Stopped("usage", sentence):
+                    raise ConfigError(f"{sentence[:1].upper()}{sentence[1:]}.")
+                case Stopped(_, sentence):
+                    return Verified(order, about, tuple(results), sentence)
+        n_heard = len(heard)
+    if began is not None:
+        results.append(_cut_short(child, began, deadline_s))
+        tell(order, results[-1])
+        return Verified(order, about, tuple(results), results[-1].says)
+    return Verified(order, about, tuple(results), child.why_silent(deadline_s))
+
+
+def _cut_short(child: Child[Event], began: Began, deadline_s: float) -> Result:
+    """A hang and a crash are the subject's own; a kill from outside, an end without a word show nothing."""
+    status = child.status
+    if status is None:
+        says = f"it did not finish within {deadline_s:.0f} s and was killed"
+        return Result(began.round, began.case, Outcome.FAIL, says, (), deadline_s)
+    own = -status in _OWN_SIGNALS
+    says = child.why_silent(deadline_s)
+    return Result(began.round, began.case, Outcome.FAIL if own else Outcome.ERROR, says, (), 0.0)

@@ -1,0 +1,154 @@
+"""What is verified: one kernel on one device, as something that computes attention and its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from soak.load.engine import LoadError
+from soak.load.gradient import Outputs
+from soak.load.recipe import Inputs
+from soak.verify.messages import About, Order
+
+Attend = Callable[[Inputs, bool], Outputs]
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
+OTHER_HEAD_DIMS = (64, 128)  # verified beside the load's where the kernel has them
+
+
+class UsageError(Exception):
+    """The order names what there is not."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """`attend(inputs, causal)`: forward and backward of q, do [B, H, Sq, D] and k, v [B, H, Sk, D]; causal is
+    aligned at the bottom right. `forward(q, k, v, causal)`: O alone.
+
+    `head_dims`: the load's first. `rectangular`: the masks with which Sq may differ from Sk.
+    `extreme_gradients`: "" where gradients stay finite whatever the scores are; else why they do not.
+    `engine`: one of ENGINES; a round takes its shapes by it, for a CPU can afford less than a card.
+    """
+
+    about: About
+    device: torch.device
+    dtype: torch.dtype
+    head_dims: tuple[int, ...]
+    attend: Attend
+    forward: Forward
+    rectangular: tuple[bool, ...] = (False, True)
+    extreme_gradients: str = ""
+    engine: str = "gpu"
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Speed and memory mean nothing."""
+        return self.engine == "interpreter"
+
+
+def subject_of(order: Order) -> Subject:
+    """Finds the device, chooses the kernel. Raises UsageError, LoadError and what the runtime raises."""
+    if order.engine == "cpu":
+        return _of_cpu(order)
+    if order.engine == "interpreter":
+        return _of_kernels(order, torch.device("cpu"), {"torch": str(torch.__version__)})
+    from soak.load import device_gpu
+
+    device = device_gpu.find(order.gpu)
+    torch.cuda.set_device(device)
+    return _of_kernels(order, device, device_gpu.versions())
+
+
+def _of_cpu(order: Order) -> Subject:
+    """The load's own kernel, called as the load calls it: a head at a time."""
+    from soak.load import engine_cpu
+
+    def attend(inputs: Inputs, causal: bool) -> Outputs:
+        batch, heads = inputs.q.shape[:2]
+        slices = [
+            engine_cpu.attention(Inputs(*(x[b : b + 1, h : h + 1] for x in inputs)), causal)
+            for b in range(batch)
+            for h in range(heads)
+        ]
+        stacked = (torch.stack(tensors) for tensors in zip(*slices, strict=True))
+        return Outputs(*(x.view(batch, heads, *x.shape[1:]) for x in stacked))
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        o: torch.Tensor = torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)[0]
+        return o
+
+    if order.kernel not in ("auto", engine_cpu.KERNEL):
+        raise UsageError(f"the CPU's load has no kernel {order.kernel!r}; use auto or {engine_cpu.KERNEL}")
+    versions = {"torch": str(torch.__version__)}
+    about = About(order.gpu, engine_cpu.KERNEL, engine_cpu.KERNEL_REASON, order.dtype, versions)
+    return Subject(
+        about,
+        torch.device("cpu"),
+        getattr(torch, order.dtype),
+        _head_dims(order, lambda _: True),
+        attend,
+        forward,
+        rectangular=(False,),  # the load has no other; PyTorch aligns its mask at the top left
+        extreme_gradients="PyTorch's backward takes exp(score - LSE), which overflows from scores of 1e8 on",
+        engine="cpu",
+    )
+
+
+def _of_kernels(order: Order, device: torch.device, versions: Mapping[str, str]) -> Subject:
+    """A kernel of `soak_kernels`, through the function that everybody calls."""
+    try:
+        import triton
+    except ModuleNotFoundError as error:
+        sentence = "Triton is not installed, and these kernels need it; install gpu-soak[gpu]"
+        raise LoadError("compile_error", sentence) from error
+    from soak_kernels import KERNELS, attention, chosen
+
+    if order.kernel not in ("auto", *KERNELS):
+        raise UsageError(f"there is no kernel {order.kernel!r}; legal: auto, {', '.join(KERNELS)}")
+    dtype: torch.dtype = getattr(torch, order.dtype)
+
+    def choice(head_dim: int, kernel: str) -> Any:
+        shape = (1, 16, 512, head_dim)
+        q, k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(3))
+        return chosen(q, k, v, kernel=kernel)
+
+    try:
+        found = choice(order.head_dim, order.kernel)
+    except ValueError as error:
+        raise LoadError("compile_error", f"{order.kernel} cannot run here: {error}") from error
+    kernel: str = found.kernel
+
+    def is_able(head_dim: int) -> bool:
+        try:
+            choice(head_dim, kernel)
+        except ValueError:
+            return False
+        return True
+
+    def attend(inputs: Inputs, causal: bool) -> Outputs:
+        q, k, v = (x.detach().requires_grad_() for x in inputs[:3])
+        o, lse = attention(q, k, v, is_causal=causal, kernel=kernel, return_lse=True)
+        gradients = torch.autograd.grad(o, (q, k, v), inputs.do)
+        return Outputs(o.detach(), lse, *gradients)
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        o = attention(q, k, v, is_causal=causal, kernel=kernel)
+        assert isinstance(o, torch.Tensor)
+        return o
+
+    where = "by Triton's interpreter, small shapes: " if order.engine == "interpreter" else ""
+    about = About(
+        order.gpu,
+        kernel,
+        where + str(found).removeprefix(f"{kernel}: "),
+        order.dtype,
+        {**versions, "triton": str(triton.__version__)},
+    )
+    return Subject(about, device, dtype, _head_dims(order, is_able), attend, forward, engine=order.engine)
+
+
+def _head_dims(order: Order, is_able: Callable[[int], bool]) -> tuple[int, ...]:
+    others = (d for d in OTHER_HEAD_DIMS if d != order.head_dim and is_able(d))
+    return (order.head_dim, *others)
