@@ -144,7 +144,7 @@ def _check(seq_lens: Sequence[int]) -> list[str]:
 def _check_one(config: AttentionConfig, seq_len: int, head_dim: int, causal: bool, dtype: str) -> list[str]:
     import torch
 
-    from soak_kernels.attention import allocate_workspace, attention_backward, attention_forward
+    from soak_kernels import flash_v2
     from soak_kernels.digest import digest, digest_torch, digest_weights
     from soak_kernels.reference import reference
 
@@ -168,14 +168,12 @@ def _check_one(config: AttentionConfig, seq_len: int, head_dim: int, causal: boo
             guarded(tuple(q.shape), kind),
             guarded(tuple(q.shape), kind),
         )
-        space = allocate_workspace(q, config)
+        space = flash_v2.allocate(q, k, config)
         for x in (space.high, space.low, space.delta, space.k_t, space.v_t, space.q_t, space.do_t):
             if x is not None:
                 x.fill_(float("nan"))
-        o, lse = attention_forward(q, k, v, causal=causal, config=config, out=out, workspace=space)
-        back = attention_backward(
-            q, k, v, o, lse, do, causal=causal, config=config, out=gradients, workspace=space
-        )
+        o, lse = flash_v2.forward(q, k, v, causal=causal, out=out, workspace=space)
+        back = flash_v2.backward(q, k, v, o, lse, do, causal=causal, out=gradients, workspace=space)
         runs.append(dict(zip(TENSORS, (o, lse, *back), strict=True)))
     torch.cuda.synchronize()
     red = []
@@ -242,21 +240,21 @@ def _tflops(flops: float, milliseconds: float) -> float:
 def _measure(arch: str, seq_len: int, causal: bool) -> Row:
     import torch
 
-    from soak_kernels.attention import allocate_workspace, attention_backward, attention_forward
+    from soak_kernels import flash_v2
     from soak_kernels.digest import digest, digest_shape, digest_weights
 
     batch = TOKENS // seq_len
     q, k, v, do = _inputs(batch, HEADS, seq_len, HEAD_DIM, torch.float16)
     config = plan(arch, head_dim=HEAD_DIM, seq_len=seq_len, causal=causal)
-    space = allocate_workspace(q, config)
-    o, lse = attention_forward(q, k, v, causal=causal, config=config, workspace=space)
-    gradients = attention_backward(q, k, v, o, lse, do, causal=causal, config=config, workspace=space)
+    space = flash_v2.allocate(q, k, config)
+    o, lse = flash_v2.forward(q, k, v, causal=causal, workspace=space)
+    gradients = flash_v2.backward(q, k, v, o, lse, do, causal=causal, workspace=space)
 
     def forward() -> None:
-        attention_forward(q, k, v, causal=causal, config=config, out=(o, lse), workspace=space)
+        flash_v2.forward(q, k, v, causal=causal, out=(o, lse), workspace=space)
 
     def backward() -> None:
-        attention_backward(q, k, v, o, lse, do, causal=causal, config=config, out=gradients, workspace=space)
+        flash_v2.backward(q, k, v, o, lse, do, causal=causal, out=gradients, workspace=space)
 
     shape = (batch, HEADS, seq_len, seq_len, HEAD_DIM)
     forward_tflops = _tflops(forward_flops(*shape, causal=causal), _milliseconds(forward))
@@ -390,20 +388,16 @@ def _time_pass(config: AttentionConfig, pass_: Pass, seq_len: int, causal: bool)
     candidates."""
     import torch
 
-    from soak_kernels.attention import allocate_workspace, attention_backward, attention_forward
+    from soak_kernels import flash_v2
 
     q, k, v, do = _inputs(TOKENS // seq_len, HEADS, seq_len, HEAD_DIM, torch.float16)
-    space = allocate_workspace(q, config)
-    o, lse = attention_forward(q, k, v, causal=causal, config=config, workspace=space)
+    space = flash_v2.allocate(q, k, config)
+    o, lse = flash_v2.forward(q, k, v, causal=causal, workspace=space)
     if pass_ == "forward":
-        return _milliseconds(
-            lambda: attention_forward(q, k, v, causal=causal, config=config, out=(o, lse), workspace=space)
-        )
-    out = attention_backward(q, k, v, o, lse, do, causal=causal, config=config, workspace=space)
+        return _milliseconds(lambda: flash_v2.forward(q, k, v, causal=causal, out=(o, lse), workspace=space))
+    out = flash_v2.backward(q, k, v, o, lse, do, causal=causal, workspace=space)
     return _milliseconds(
-        lambda: attention_backward(
-            q, k, v, o, lse, do, causal=causal, config=config, out=out, workspace=space
-        )
+        lambda: flash_v2.backward(q, k, v, o, lse, do, causal=causal, out=out, workspace=space)
     )
 
 

@@ -1,4 +1,4 @@
-"""What there is: every kernel configuration of every card, with the reason of each choice.
+"""What there is: the kernels, and every configuration of every card with the reason of its choice.
 
 python -m soak_kernels.catalogue [--json]
 """
@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from soak_kernels.members import MEMBERS, Member
+from soak_kernels.shape import head_dims_in_words
 from soak_kernels.tuning import POLICY
 
 
@@ -32,7 +34,7 @@ class Entry:
 def catalogue() -> list[Entry]:
     """The policy's lines, then what gfx906 has of its own (with Triton 3.8 and above)."""
     entries = [
-        Entry(rule.arch, "attention", "product", rule.pass_, rule.head_dim, rule.causal, rule.seq_len_max,
+        Entry(rule.arch, "flash_v2", "product", rule.pass_, rule.head_dim, rule.causal, rule.seq_len_max,
         rule.tile.name,
               rule.reason)
         for rule in POLICY
@@ -47,7 +49,25 @@ def catalogue() -> list[Entry]:
     ]
 
 
+def kernels() -> list[str]:
+    """A line for each kernel, name, what it takes, whether it can carry a load; then what it is."""
+    lines = [f"{'kernel':15}{'cards':8}{'head_dim':34}{'types':29}{'backward':10}soak run"]
+    for member in MEMBERS.values():
+        lines += [_line(member), f"{'':15}{member.summary}"]
+    return lines
+
+
+def _line(member: Member) -> str:
+    head_dims = head_dims_in_words(member.head_dims)
+    load = "yes" if member.no_load is None else f"no: {member.no_load}"
+    return (
+        f"{member.name:15}{member.arch or 'any':8}{head_dims:34}{', '.join(member.dtypes):29}"
+        f"{member.backward:10}{load}"
+    )
+
+
 def main(argv: Sequence[str]) -> int:
+    """Print both lists; with --json the configurations alone. 0."""
     entries = catalogue()
     if "--json" in argv:
         rows = [asdict(entry) for entry in entries]
@@ -55,6 +75,7 @@ def main(argv: Sequence[str]) -> int:
             json.dumps([{"pass" if k == "pass_" else k: v for k, v in row.items()} for row in rows], indent=1)
         )
         return 0
+    print("\n".join([*kernels(), "", "What has a tile of its own:"]))
     print(
         f"{'arch':8}{'kernel':15}{'role':10}{'pass':9}{'dim':>4} {'mask':7}{'rows':>6}  {'config':34}reason"
     )

@@ -23,8 +23,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from soak_kernels import attention, digest_kernels
-from soak_kernels.tuning import HEAD_DIMS, PASSES, POLICY, TileConfig, choose
+from soak_kernels import digest_kernels, flash_v2, frame
+from soak_kernels.tuning import PASSES, POLICY, PRODUCT_HEAD_DIMS, TileConfig, choose
 
 TRITON_OF_GFX906 = (3, 8)
 _POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
@@ -119,27 +119,27 @@ def _target(arch: str) -> GPUTarget:
 
 
 def _jobs(arch: str, dtypes: tuple[str, ...], seq_len: int) -> Iterable[_Job]:
-    kernels = {"forward": attention._forward_kernel, "dq": attention._dq_kernel, "dkv": attention._dkv_kernel}
+    kernels = {"forward": flash_v2._forward_kernel, "dq": flash_v2._dq_kernel, "dkv": flash_v2._dkv_kernel}
     for dtype in dtypes:
         for pass_ in PASSES:
-            for head_dim in HEAD_DIMS:
+            for head_dim in PRODUCT_HEAD_DIMS:
                 for causal in (False, True):
                     tile, reason = choose(
                         arch, head_dim=head_dim, seq_len=seq_len, causal=causal, pass_=pass_, dtype=dtype
                     )
                     yield _attention_job(kernels[pass_], pass_, head_dim, causal, dtype, tile, reason)
-        for head_dim in HEAD_DIMS:
-            constants = {"HEAD_DIM": head_dim, "BLOCK": attention.PREPARE_BLOCK}
+        for head_dim in PRODUCT_HEAD_DIMS:
+            constants = {"DIM": head_dim, "HEAD_DIM": head_dim, "BLOCK": frame.PREPARE_BLOCK}
             for name, kernel in (
-                ("preprocess", attention._preprocess_kernel),
-                ("transpose", attention._transpose_kernel),
+                ("preprocess", frame._preprocess_kernel),
+                ("transpose", frame._transpose_kernel),
             ):
                 yield _Job(
                     f"{name}-d{head_dim}-{dtype}", kernel, _signature(kernel, dtype, constants), constants,
-                    attention.PREPARE_WARPS, 1, name, head_dim, None, dtype,
-                    f"{attention.PREPARE_BLOCK} rows", "bound by memory",
+                    frame.PREPARE_WARPS, 1, name, head_dim, None, dtype,
+                    f"{frame.PREPARE_BLOCK} rows", "bound by memory",
                 )  # fmt: skip
-    for n_words in (1, 2, *(head_dim // 2 for head_dim in HEAD_DIMS)):
+    for n_words in (1, 2, *(head_dim // 2 for head_dim in PRODUCT_HEAD_DIMS)):
         constants, kernel = digest_kernels.constants(n_words), digest_kernels._digest_kernel
         yield _Job(
             f"digest-w{n_words}", kernel, _signature(kernel, "float16", constants), constants,
@@ -150,8 +150,10 @@ def _jobs(arch: str, dtypes: tuple[str, ...], seq_len: int) -> Iterable[_Job]:
 def _attention_job(
     kernel: Any, pass_: str, head_dim: int, causal: bool, dtype: str, tile: TileConfig, reason: str
 ) -> _Job:
-    constants = attention._constants(tile, head_dim, causal)
-    num_warps, num_stages = constants.pop("num_warps"), constants.pop("num_stages")
+    square = {"seq_k": None, "pad_k": None, "group": None}  # what the load runs
+    constants = {**flash_v2.constants(tile, head_dim, causal), **square}
+    if pass_ == "forward":
+        constants |= {"V_TRANSPOSED": tile.v_transposed, "p_vt": None}
     name = f"{pass_}-d{head_dim}-{'causal' if causal else 'full'}-{dtype}"
     signature = _signature(kernel, dtype, constants)
     return _Job(
@@ -159,8 +161,8 @@ def _attention_job(
         kernel,
         signature,
         constants,
-        num_warps,
-        num_stages,
+        tile.num_warps,
+        tile.num_stages,
         pass_,
         head_dim,
         causal,
@@ -194,11 +196,13 @@ def _signature(kernel: Any, dtype: str, constants: dict[str, Any]) -> dict[str, 
 def _compile(job: _Job, arch: str, target: GPUTarget) -> CompiledKernel:
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for i, name in enumerate(job.kernel.arg_names):
+        if job.signature[name] == "constexpr":
+            continue
         if job.signature[name].startswith("*"):
             attributes[(i,)] = [["tt.divisibility", 16]]
             if target.backend == "hip":
                 attributes[(i,)].append(["tt.pointer_range", 32])
-        elif name in ("seq_pad", "zero"):
+        elif name in ("pad", "pad_q", "zero"):
             attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(job.kernel, job.signature, constexprs=job.constants, attrs=attributes)
     compiled = triton.compile(

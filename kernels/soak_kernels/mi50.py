@@ -71,7 +71,8 @@ def _multiply(
 
 @gluon.jit
 def _visible(
-    n, last, seq_k, o_row, diagonal, BLOCK_N: gl.constexpr, L_S: gl.constexpr, CAUSAL: gl.constexpr
+    n, last, seq_k, o_row, diagonal,
+    BLOCK_N: gl.constexpr, L_S: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """Which scores of the tile at min(n, last) count: keys from n on (the tile before had the others), below
     seq_k, and causally visible. One comparison a score: more would fill the scalar registers with masks."""
@@ -120,8 +121,7 @@ def _forward_kernel(
     p_q, p_k, p_v, p_o, p_lse, scale_log2, seq_q, seq_k, group,
     HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, CHUNK: gl.constexpr,
     LANES: gl.constexpr, L_S: gl.constexpr, L_O: gl.constexpr, L_ROWS: gl.constexpr, L_TURN: gl.constexpr,
-    S_Q: gl.constexpr,
-    S_K: gl.constexpr, S_P: gl.constexpr, S_V: gl.constexpr, CAUSAL: gl.constexpr,
+    S_Q: gl.constexpr, S_K: gl.constexpr, S_P: gl.constexpr, S_V: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """BLOCK_M rows of O and LSE of one head. Grid: (row blocks * B * H,)."""
     n_blocks = gl.cdiv(seq_q, BLOCK_M)
@@ -168,12 +168,14 @@ def _forward_kernel(
     for n in range(0, inner, BLOCK_N):
         b_k, b_v, b_max, b_sum, b_acc = _forward_tile(
             s_q, s_k, s_p, s_v, b_k, b_v, n, b_max, b_sum, b_acc, p_k, p_v, o_k, o_v, o_row, last, seq_k,
-            diagonal, scale_log2, HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, LANES, L_S, L_O, CAUSAL, False,
+            diagonal, scale_log2,
+            HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, LANES, L_S, L_O, CAUSAL, False,
         )  # fmt: skip
     for n in range(inner, end, BLOCK_N):
         b_k, b_v, b_max, b_sum, b_acc = _forward_tile(
             s_q, s_k, s_p, s_v, b_k, b_v, n, b_max, b_sum, b_acc, p_k, p_v, o_k, o_v, o_row, last, seq_k,
-            diagonal, scale_log2, HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, LANES, L_S, L_O, CAUSAL, True,
+            diagonal, scale_log2,
+            HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, LANES, L_S, L_O, CAUSAL, True,
         )  # fmt: skip
 
     b_sum = gl.convert_layout(gl.sum(b_sum, 1), gl.SliceLayout(1, L_S), assert_trivial=True)
@@ -192,8 +194,7 @@ def _forward_kernel(
 @gluon.jit
 def _dq_tile(
     s_q, s_do, s_k, s_kt, s_v, s_ds, b_k, b_v, n, b_dq, b_high, b_low, b_delta, p_k, p_v, o_k, o_row, last,
-    seq_k,
-    diagonal, scale_log2,
+    seq_k, diagonal, scale_log2,
     HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, CHUNK: gl.constexpr,
     L_S: gl.constexpr, L_O: gl.constexpr, ONE_BUFFER: gl.constexpr, CAUSAL: gl.constexpr, EDGE: gl.constexpr,
 ):  # fmt: skip
@@ -282,16 +283,14 @@ def _dq_kernel(
     for n in range(0, inner, BLOCK_N):
         b_k, b_v, b_dq = _dq_tile(
             s_q, s_do, s_k, s_kt, s_v, s_ds, b_k, b_v, n, b_dq, b_high, b_low, b_delta, p_k, p_v, o_k, o_row,
-            last, seq_k, diagonal, scale_log2, HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, L_S, L_O, ONE_BUFFER,
-            CAUSAL,
-            False,
+            last, seq_k, diagonal, scale_log2,
+            HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, L_S, L_O, ONE_BUFFER, CAUSAL, False,
         )  # fmt: skip
     for n in range(inner, end, BLOCK_N):
         b_k, b_v, b_dq = _dq_tile(
             s_q, s_do, s_k, s_kt, s_v, s_ds, b_k, b_v, n, b_dq, b_high, b_low, b_delta, p_k, p_v, o_k, o_row,
-            last, seq_k, diagonal, scale_log2, HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, L_S, L_O, ONE_BUFFER,
-            CAUSAL,
-            True,
+            last, seq_k, diagonal, scale_log2,
+            HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, L_S, L_O, ONE_BUFFER, CAUSAL, True,
         )  # fmt: skip
     _store(p_dq, b_dq * scale, i_block * BLOCK_M, seq_q, HEAD_DIM, BLOCK_M, L_O)
 
@@ -307,8 +306,7 @@ def _store(p_x, b_x, first, n_rows, HEAD_DIM: gl.constexpr, BLOCK: gl.constexpr,
 @gluon.jit
 def _dkv_tile(
     s_k, s_v, s_q, s_qt, s_do, s_dot, s_p, b_q, b_do, m, b_dk, b_dv, p_q, p_do, p_high, p_low, p_delta, o_q,
-    o_key,
-    last, diagonal, scale_log2,
+    o_key, last, diagonal, scale_log2,
     HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, CHUNK: gl.constexpr,
     L_S: gl.constexpr, L_O: gl.constexpr, ONE_BUFFER: gl.constexpr, AHEAD: gl.constexpr, EDGE: gl.constexpr,
     DIAGONAL: gl.constexpr,
@@ -363,8 +361,7 @@ def _dkv_kernel(
     HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, CHUNK: gl.constexpr,
     L_S: gl.constexpr, L_O: gl.constexpr, L_ROWS: gl.constexpr, L_TURN: gl.constexpr, S_KEPT: gl.constexpr,
     S_TILE: gl.constexpr, S_TURNED: gl.constexpr, S_P: gl.constexpr, ONE_BUFFER: gl.constexpr,
-    AHEAD: gl.constexpr,
-    CAUSAL: gl.constexpr,
+    AHEAD: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """BLOCK_N rows of dK and dV of one key head, the sum over its group's heads and their rows in ascending
     order. Grid: (key blocks * B * Hkv,)."""
@@ -454,7 +451,8 @@ class Tile:
     block_m, block_n: rows of Q and of K/V a tile; scores, output: rows and columns of the scores (dkv:
     transposed) and of the output that a thread holds at a time; turn: rows and columns of the tile that a
     thread transposes; padded: LDS rows are padded, else swizzled; one_buffer: the tiles of a step take turns
-    in one LDS buffer; ahead: which products read LDS one chunk ahead (dkv; bits: S, dP, dV, dK)."""
+    in one LDS buffer; ahead: which products read LDS one chunk ahead (dkv; bits: S, dP, dV, dK); reason: why
+    this one."""
 
     block_m: int
     block_n: int
@@ -467,6 +465,7 @@ class Tile:
     llvm_fn_attrs: str = ""
     chunk: int = 8
     num_warps: int = 4
+    reason: str = ""
 
     @property
     def name(self) -> str:
@@ -555,7 +554,7 @@ def mi50_forward(
     q and lse float64 [B, H, Sq] (natural logarithm, -inf for a row that sees no key): the tensors of `out`
     where given. ValueError, naming the argument and what is legal, before a launch."""
     shape, scale = mi50_frame.checked(q, k, v, scale)
-    o, lse = mi50_frame.outputs(q, out)
+    o, lse = mi50_frame.outputs(q, k, v, out)
     tile = tiles["forward", shape.head_dim]
     launch(
         Call(
@@ -586,7 +585,7 @@ def mi50_backward(
     """dQ, dK, dV for the gradient `do` of O; o and lse as the forward returned them for the same arguments.
     With `out` and `workspace` nothing is allocated."""
     shape, scale = mi50_frame.checked(q, k, v, scale, o=o, do=do)
-    dq, dk, dv = mi50_frame.gradients(q, k, v, lse, out)
+    dq, dk, dv = mi50_frame.gradients(q, k, v, lse, do, out)
     space = workspace or mi50_frame.allocate(q, shape, transposed=False)
     mi50_frame.preprocess(o, do, lse, scale, space, launch)
     inputs = {"p_q": q, "p_k": k, "p_v": v, "p_do": do, "p_high": space.high, "p_low": space.low,

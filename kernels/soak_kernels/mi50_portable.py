@@ -36,7 +36,7 @@ import torch
 import triton
 import triton.language as tl
 
-from soak_kernels import mi50_frame
+from soak_kernels import frame, mi50_frame
 from soak_kernels.launch import Call, Launch, Options, on_card
 from soak_kernels.mi50_frame import Workspace, scale_log2
 
@@ -91,11 +91,9 @@ def _store(p_x, b_acc, b_factor, o_row, o_piece, n_rows, HEAD_DIM: tl.constexpr,
 @triton.jit
 def _forward_tile(
     p_q, p_kt, p_v, b_max, b_sum, b_acc, n, o_row, o_row_in, o_col, o_chunk, o_piece, scale_log2, seq_k,
-    pad_k,
-    diagonal, zero,
+    pad_k, diagonal, zero,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
-    PIECE: tl.constexpr,
-    CAUSAL: tl.constexpr, EDGE: tl.constexpr,
+    PIECE: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N keys into the running softmax. EDGE: the tile crosses the diagonal or the end."""
     o_key = n + o_col
@@ -126,8 +124,7 @@ def _forward_tile(
 def _forward_kernel(
     p_q, p_kt, p_v, p_o, p_lse, scale_log2, seq_q, seq_k, pad_k, group, zero,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
-    PIECE: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    PIECE: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M rows of O and LSE of one head. Grid: (row blocks * B * H,)."""
     n_blocks = tl.cdiv(seq_q, BLOCK_M)
@@ -161,18 +158,18 @@ def _forward_kernel(
     for n in tl.range(0, inner, BLOCK_N):
         b_max, b_sum, b_acc = _forward_tile(
             p_q, p_kt, p_v, b_max, b_sum, b_acc, n, o_row, o_row_in, o_col, o_chunk, o_piece, scale_log2,
-            seq_k,
-            pad_k, diagonal, zero, HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, PIECE, CAUSAL, False,
+            seq_k, pad_k, diagonal, zero,
+            HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, PIECE, CAUSAL, False,
         )  # fmt: skip
     for n in tl.range(inner, end, BLOCK_N):
         b_max, b_sum, b_acc = _forward_tile(
             p_q, p_kt, p_v, b_max, b_sum, b_acc, n, o_row, o_row_in, o_col, o_chunk, o_piece, scale_log2,
-            seq_k,
-            pad_k, diagonal, zero, HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, PIECE, CAUSAL, True,
+            seq_k, pad_k, diagonal, zero,
+            HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, PIECE, CAUSAL, True,
         )  # fmt: skip
 
     _store(p_o, b_acc, tl.where(b_sum == 0.0, 0.0, 1.0 / b_sum), o_row, o_piece, seq_q, HEAD_DIM, PIECE)
-    mi50_frame._store_lse(p_lse, b_max, b_sum, scale_log2, o_row, seq_q)
+    frame._store_lse(p_lse, b_max, b_sum, scale_log2, o_row, seq_q)
 
 
 @triton.jit
@@ -180,8 +177,7 @@ def _dq_tile(
     p_q, p_k, p_kt, p_vt, p_do, b_high, b_low, b_delta, b_dq, n, o_row, o_row_in, o_col, o_chunk, o_piece,
     scale_log2, seq_k, pad_k, diagonal, zero,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
-    PIECE: tl.constexpr,
-    CAUSAL: tl.constexpr, EDGE: tl.constexpr,
+    PIECE: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N keys into dQ: dS = P * (dO V^T - delta), dQ += dS K."""
     o_key = n + o_col
@@ -202,11 +198,9 @@ def _dq_tile(
 @triton.jit(do_not_specialize=["seq_q", "seq_k", "group"])
 def _dq_kernel(
     p_q, p_k, p_kt, p_vt, p_do, p_high, p_low, p_delta, p_dq, scale, scale_log2, seq_q, seq_k, pad_q, pad_k,
-    group,
-    zero,
+    group, zero,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
-    PIECE: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    PIECE: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M rows of dQ of one head, the sum over keys in ascending order. Grid: (row blocks * B * H,)."""
     n_blocks = tl.cdiv(seq_q, BLOCK_M)
@@ -242,14 +236,14 @@ def _dq_kernel(
     for n in tl.range(0, inner, BLOCK_N):
         b_dq = _dq_tile(
             p_q, p_k, p_kt, p_vt, p_do, b_high, b_low, b_delta, b_dq, n, o_row, o_row_in, o_col, o_chunk,
-            o_piece,
-            scale_log2, seq_k, pad_k, diagonal, zero, HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, PIECE, CAUSAL, False,
+            o_piece, scale_log2, seq_k, pad_k, diagonal, zero,
+            HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, PIECE, CAUSAL, False,
         )  # fmt: skip
     for n in tl.range(inner, end, BLOCK_N):
         b_dq = _dq_tile(
             p_q, p_k, p_kt, p_vt, p_do, b_high, b_low, b_delta, b_dq, n, o_row, o_row_in, o_col, o_chunk,
-            o_piece,
-            scale_log2, seq_k, pad_k, diagonal, zero, HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, PIECE, CAUSAL, True,
+            o_piece, scale_log2, seq_k, pad_k, diagonal, zero,
+            HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, PIECE, CAUSAL, True,
         )  # fmt: skip
 
     _store(p_dq, b_dq, tl.full([BLOCK_M], 1.0, tl.float32) * scale, o_row, o_piece, seq_q, HEAD_DIM, PIECE)
@@ -260,8 +254,7 @@ def _dkv_tile(
     p_q, p_qt, p_k, p_v, p_do, p_dot, p_high, p_low, p_delta, b_dk, b_dv, m, o_key, o_key_in, o_line, o_chunk,
     o_piece, scale_log2, seq_q, pad_q, diagonal, zero,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
-    PIECE: tl.constexpr,
-    DIAGONAL: tl.constexpr,
+    PIECE: tl.constexpr, DIAGONAL: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M rows into dK and dV, transposed ([keys, rows]) so that P^T is left operand as it comes.
 
@@ -283,11 +276,9 @@ def _dkv_tile(
 @triton.jit(do_not_specialize=["seq_q", "seq_k", "group"])
 def _dkv_kernel(
     p_q, p_qt, p_k, p_v, p_do, p_dot, p_high, p_low, p_delta, p_dk, p_dv, scale, scale_log2, seq_q, seq_k,
-    pad_q,
-    group, zero,
+    pad_q, group, zero,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
-    PIECE: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    PIECE: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N rows of dK and dV of one key head, the sum over its group's heads and their rows in ascending
     order. Grid: (key blocks * B * Hkv,)."""
@@ -328,8 +319,7 @@ def _dkv_kernel(
             for m in tl.range(first, tl.minimum(inner, seq_q), BLOCK_M):
                 b_dk, b_dv = _dkv_tile(
                     p_q_h, p_qt_h, p_k, p_v, p_do_h, p_dot_h, p_high_h, p_low_h, p_delta_h, b_dk, b_dv, m,
-                    o_key,
-                    o_key_in, o_line, o_chunk, o_piece, scale_log2, seq_q, pad_q, diagonal, zero,
+                    o_key, o_key_in, o_line, o_chunk, o_piece, scale_log2, seq_q, pad_q, diagonal, zero,
                     HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, PIECE, True,
                 )  # fmt: skip
         for m in tl.range(inner, seq_q, BLOCK_M):
@@ -350,7 +340,7 @@ def _dkv_kernel(
 @dataclass(frozen=True)
 class Tile:
     """block_m, block_n: rows of Q and of K/V a tile; chunk: head dimension a step of the products that
-    contract over it; piece: head dimension a piece of the accumulators."""
+    contract over it; piece: head dimension a piece of the accumulators; reason: why this one."""
 
     block_m: int
     block_n: int
@@ -358,6 +348,7 @@ class Tile:
     piece: int
     num_warps: int = 4
     num_stages: int = 1
+    reason: str = ""
 
     @property
     def name(self) -> str:
@@ -410,7 +401,7 @@ def mi50_portable_forward(
     where given. With `out` and `workspace` nothing is allocated. ValueError, naming the argument and what is
     legal, before a launch."""
     shape, scale = mi50_frame.checked(q, k, v, scale)
-    o, lse = mi50_frame.outputs(q, out)
+    o, lse = mi50_frame.outputs(q, k, v, out)
     space = workspace or mi50_frame.allocate(q, shape, transposed=True)
     k_t = mi50_frame.transpose(k, space.k_t, launch)
     tile = tiles["forward", shape.head_dim]
@@ -445,7 +436,7 @@ def mi50_portable_backward(
     """dQ, dK, dV for the gradient `do` of O; o and lse as the forward returned them for the same
     arguments."""
     shape, scale = mi50_frame.checked(q, k, v, scale, o=o, do=do)
-    dq, dk, dv = mi50_frame.gradients(q, k, v, lse, out)
+    dq, dk, dv = mi50_frame.gradients(q, k, v, lse, do, out)
     space = workspace or mi50_frame.allocate(q, shape, transposed=True)
     mi50_frame.preprocess(o, do, lse, scale, space, launch)
     k_t, v_t = mi50_frame.transpose(k, space.k_t, launch), mi50_frame.transpose(v, space.v_t, launch)

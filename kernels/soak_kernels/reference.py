@@ -14,8 +14,8 @@ import torch
 
 @dataclass(frozen=True)
 class Reference:
-    """float64 on the CPU: o, dq, dk, dv [S, D]; lse [S] (natural logarithm). Batched: [B, H, S, D] and [B, H,
-    S]."""
+    """float64 on the CPU: o, dq [Sq, D], dk, dv [Sk, D]; lse [Sq] (natural logarithm). Batched: [B, H, Sq,
+    D], [B, Hkv, Sk, D] and [B, H, Sq]."""
 
     o: torch.Tensor
     lse: torch.Tensor
@@ -34,33 +34,34 @@ def reference_slice(
     scale: float | None = None,
     chunk_rows: int = 256,
 ) -> Reference:
-    """O, LSE, dQ, dK, dV of one (batch, head): q, k, v, do [S, D] of any float type and device; scale: 1 /
-    sqrt(D).
+    """O, LSE, dQ, dK, dV of one (batch, head): q, do [Sq, D], k, v [Sk, D] of any float type and device;
+    scale: 1 / sqrt(D).
 
         S = scale Q K^T       LSE = ln rowsum exp S     P = exp(S - LSE)       O = P V
         dV = P^T dO           dP = dO V^T               dS = P (dP - rowsum(dO O))
         dQ = scale dS K       dK = scale dS^T Q
 
-    Causal: row i sees keys 0..i. Takes 14 S^2 D operations and chunk_rows * S doubles, five times.
+    Causal: row i sees keys 0 .. i + Sk - Sq; one that sees none has P = 0 and LSE = -inf. Takes 14 Sq Sk D
+    operations and chunk_rows * Sk doubles, five times.
     """
-    if q.dim() != 2 or any(x.shape != q.shape for x in (k, v, do)):
+    if any(x.dim() != 2 for x in (q, k, v, do)) or q.shape != do.shape or k.shape != v.shape:
         raise ValueError(
             "q, k, v, do have shapes "
             + ", ".join(str(list(x.shape)) for x in (q, k, v, do))
-            + "; legal: one [S, D]"
+            + "; legal: [Sq, D], [Sk, D], [Sk, D], [Sq, D]"
         )
     q, k, v, do = (x.detach().to(device="cpu", dtype=torch.float64) for x in (q, k, v, do))
-    seq_len, head_dim = q.shape
+    (seq_q, head_dim), seq_k = q.shape, k.shape[0]
     scale = head_dim**-0.5 if scale is None else scale
-    o, dq, dk, dv = (torch.zeros_like(q) for _ in range(4))
-    lse = q.new_zeros(seq_len)
-    for start in range(0, seq_len, chunk_rows):
-        rows = slice(start, min(start + chunk_rows, seq_len))
-        end = rows.stop if causal else seq_len  # keys beyond `end` have probability 0 in these rows
+    o, dq, dk, dv = (torch.zeros_like(x) for x in (q, q, k, v))
+    lse = q.new_full((seq_q,), -torch.inf)
+    for start in range(max(0, seq_q - seq_k) if causal else 0, seq_q, chunk_rows):
+        rows = slice(start, min(start + chunk_rows, seq_q))
+        end = rows.stop + seq_k - seq_q if causal else seq_k  # keys beyond `end` have probability 0 here
         s = scale * (q[rows] @ k[:end].T)
         if causal:
             i = torch.arange(rows.start, rows.stop)[:, None]
-            s = s.masked_fill(torch.arange(end)[None, :] > i, -torch.inf)
+            s = s.masked_fill(torch.arange(end)[None, :] > i + seq_k - seq_q, -torch.inf)
         top = s.amax(dim=1, keepdim=True)
         lse[rows] = (top + torch.log(torch.exp(s - top).sum(dim=1, keepdim=True)))[:, 0]
         # Not exp(s - lse): with scores of 1e11 the logarithm's part of lse is below its last place even in
@@ -85,20 +86,25 @@ def reference(
     causal: bool,
     scale: float | None = None,
 ) -> Reference:
-    """`reference_slice` of every (batch, head) of [B, H, S, D] tensors."""
-    batch, heads = q.shape[:2]
+    """`reference_slice` of every (batch, head): q, do [B, H, Sq, D], k, v [B, Hkv, Sk, D], Hkv a divisor of
+    H; gradients of a key head are summed over the heads that share it."""
+    (batch, heads), kv_heads = q.shape[:2], k.shape[1]
+    group = heads // kv_heads
     slices = [
-        [
-            reference_slice(q[b, h], k[b, h], v[b, h], do[b, h], causal=causal, scale=scale)
-            for h in range(heads)
-        ]
+        reference_slice(q[b, h], k[b, h // group], v[b, h // group], do[b, h], causal=causal, scale=scale)
         for b in range(batch)
+        for h in range(heads)
     ]
-    names = ("o", "lse", "dq", "dk", "dv")
-    stacked = {
-        name: torch.stack([torch.stack([getattr(r, name) for r in row]) for row in slices]) for name in names
-    }
-    return Reference(**stacked)
+
+    def stacked(name: str) -> torch.Tensor:
+        flat = torch.stack([getattr(each, name) for each in slices])
+        return flat.reshape(batch, heads, *flat.shape[1:])
+
+    def summed(name: str) -> torch.Tensor:
+        each = stacked(name)
+        return each.reshape(batch, kv_heads, group, *each.shape[2:]).sum(2)
+
+    return Reference(stacked("o"), stacked("lse"), stacked("dq"), summed("dk"), summed("dv"))
 
 
 def relative_l2(result: torch.Tensor, truth: torch.Tensor) -> float:

@@ -33,7 +33,7 @@ def kernels() -> None:
 @click.option("--json", "as_json", is_flag=True, help="As JSON: a list of configurations.")
 @common
 def list_(as_json: bool, **flags: Any) -> int:
-    """List every configuration of every card, and why it was chosen."""
+    """List the kernels, and every configuration of every card and why it was chosen."""
     parse_common(given(flags), os.environ)
     return _child(("soak_kernels.catalogue",), as_json)
 

@@ -16,7 +16,10 @@ from soak.config.readers import HOUR_MS, MINUTE_MS, SECOND_MS, Reader
 
 ENVIRONMENT_PREFIX = "SOAK_"
 
-KERNELS: Mapping[str, str] = {"soak.triton": "gpu", "torch.flash_attention_cpu": "cpu"}
+KERNELS: Mapping[str, str] = {
+    **dict.fromkeys(("flash_v1", "flash_v2", "flash_v2_kt", "flash_v2_vt", "mi50", "mi50_portable"), "gpu"),
+    "torch.flash_attention_cpu": "cpu",
+}
 """What `--kernel` may name besides `auto`, and where it runs."""
 
 _LONGEST_MS = 8760 * HOUR_MS  # a year

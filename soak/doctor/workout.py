@@ -100,28 +100,30 @@ def _of_cpu() -> tuple[Step, str, tuple[str, ...]]:
 def _of_card(gpu: str, head_dim: int, dtype: str) -> tuple[Step, str, tuple[str, ...]]:
     """The load's own kernels on the card at this PCI address. Raises LoadError where it is not offered."""
     import torch
-    from soak_kernels.attention import attention_backward, attention_forward
-    from soak_kernels.device import architecture
-    from soak_kernels.tuning import plan
+    from soak_kernels.functional import card_of
 
     from soak.load.device_gpu import address, find
+    from soak.load.gradient import Outputs
+    from soak.load.kernel_gpu import TritonKernel
     from soak.load.recipe import draw_inputs
 
     device = find(gpu)
     offered = tuple(address(index) or "" for index in range(torch.cuda.device_count()))
-    config = plan(architecture(device), head_dim=head_dim, seq_len=_SEQ_LEN, causal=False, dtype=dtype)
+    kernel = TritonKernel(device, head_dim=head_dim, dtype=dtype, seq_len_max=_SEQ_LEN)
     inputs = draw_inputs(
         0, batch=_TOKENS // _SEQ_LEN, heads=_HEADS, seq_len=_SEQ_LEN, head_dim=head_dim,
         dtype=getattr(torch, dtype), device=device,
     )  # fmt: skip
 
+    prepared = kernel.prepare(inputs, False)
+    lse = torch.empty(inputs.q.shape[:3], dtype=torch.float64, device=device)
+    outputs = Outputs(torch.empty_like(inputs.q), lse, *(torch.empty_like(inputs.q) for _ in range(3)))
+
     def step() -> None:
-        q, k, v, do = inputs
-        o, lse = attention_forward(q, k, v, causal=False, config=config)
-        attention_backward(q, k, v, o, lse, do, causal=False, config=config)
+        kernel.run(prepared, inputs, outputs, False)
         torch.cuda.synchronize(device)
 
-    return step, f"attention forward and backward for {architecture(device)}", offered
+    return step, f"{kernel.name}, forward and backward, on {card_of(device).arch}", offered
 
 
 def _loaded(step: Step) -> Loaded:

@@ -11,9 +11,9 @@ import triton
 
 from soak.core.protocol import Protocol
 from soak.load import device_gpu, memory
-from soak.load.engine import BitFlip, LoadError
+from soak.load.engine import BitFlip
 from soak.load.engine_gpu import EngineGpu, Rig
-from soak.load.kernel_gpu import NAME, TritonKernel
+from soak.load.kernel_gpu import TritonKernel
 from soak.load.streams import CudaStreams, HostStreams
 
 
@@ -22,8 +22,6 @@ def engine_of_card(
 ) -> EngineGpu:
     """Finds the card and takes its memory. `compiler`: the settings in force, for the record. Raises
     LoadError."""
-    if protocol.kernel not in ("auto", NAME):
-        raise LoadError("compile_error", f"a GPU has no kernel {protocol.kernel!r}; use auto or {NAME}")
     return EngineGpu(
         gpu, protocol, _interpreted(protocol, compiler) or _card(gpu, protocol, compiler), inject
     )
@@ -47,5 +45,9 @@ def _interpreted(protocol: Protocol, compiler: Mapping[str, str]) -> Rig | None:
 
 def _kernel(device: torch.device, protocol: Protocol) -> TritonKernel:
     return TritonKernel(
-        device, head_dim=protocol.head_dim, dtype=protocol.dtype, seq_len_max=protocol.seq_len_max
+        device,
+        head_dim=protocol.head_dim,
+        dtype=protocol.dtype,
+        seq_len_max=protocol.seq_len_max,
+        kernel=protocol.kernel,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from soak_kernels.members import MEMBERS
 
 import soak
 from soak.config import COMMON, OPTIONS, Config, parse, parse_common, protocol_from_config, resolve
@@ -89,7 +90,7 @@ def test_flags_beat_environment_beats_file_beats_profile_beats_default(tmp_path:
 def test_every_option_can_come_from_every_layer(option: str, tmp_path: Path) -> None:
     written = {
         "duration": "1h",
-        "kernel": "soak.triton",
+        "kernel": "flash_v2",
         "head_dim": "64",
         "heads": "2",
         "tokens": "8192",
@@ -177,10 +178,10 @@ def test_other_commands_find_the_same_database(tmp_path: Path) -> None:
     [
         ({"duration": "48"}, "--duration: '48' is not a duration; write it like 48h, 90m, 30s or 1h30m."),
         ({"seq_len": "4096:512"}, "--seq-len: '4096:512' has its lowest above its highest; write 512:4096."),
-        ({"kernel": "cublas"}, "--kernel: 'cublas' is unknown; legal: auto, soak.triton, torch"),
+        ({"kernel": "cublas"}, "--kernel: 'cublas' is unknown; legal: auto, flash_v1, flash_v2, "),
         (
-            {"device": "cpu", "kernel": "soak.triton"},
-            "The kernel soak.triton does not run on cpu; leave --kernel at auto.",
+            {"device": "cpu", "kernel": "flash_v2"},
+            "The kernel flash_v2 does not run on cpu; leave --kernel at auto.",
         ),
         ({"device": "gpu7"}, "--device: 'gpu7' is not a device; legal: all, cpu, cuda:0,1,"),
         ({"profile": "mi60"}, "There is no profile 'mi60'; legal: auto, mi50, generic, cpu, or the path"),
@@ -246,15 +247,12 @@ def test_a_warm_up_longer_than_the_run_is_warned_about() -> None:
 
 
 def test_the_kernels_are_those_of_the_load() -> None:
-    """Read from the text, since importing the load would import torch."""
+    """The CPU's is read from the text, since importing the load would import torch."""
     load = Path(soak.__file__).parent / "load"
-    for file, constant, name in (
-        ("engine_cpu.py", "KERNEL", "torch.flash_attention_cpu"),
-        ("kernel_gpu.py", "NAME", "soak.triton"),
-    ):
-        assert f'{constant} = "{name}"\n' in (load / file).read_text()
-        assert name in KERNELS
-    assert len(KERNELS) == 2
+    assert 'KERNEL = "torch.flash_attention_cpu"\n' in (load / "engine_cpu.py").read_text()
+    of_gpus = [name for name, member in MEMBERS.items() if member.no_load is None]
+    expected = dict.fromkeys(of_gpus, "gpu") | {"torch.flash_attention_cpu": "cpu"}
+    assert expected == KERNELS
 
 
 def test_the_last_slot_gets_a_reading_of_its_error_counters() -> None:

@@ -3,19 +3,27 @@ numbers."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from soak_kernels import attention as attention_module
-from soak_kernels import digest_kernels
-from soak_kernels.attention import allocate_workspace, attention, attention_backward, attention_forward
+from soak_kernels import attention, choose, copied, digest_kernels
 from soak_kernels.digest import digest_shape, digest_torch, digest_weights
+from soak_kernels.frame import shape_of
+from soak_kernels.launch import Call, on_card
+from soak_kernels.members import operation
+from soak_kernels.preflight import wrong_on
 from soak_kernels.reference import reference, relative_l2
-from soak_kernels.tuning import AttentionConfig, TileConfig, plan
+
+# A row that sees no key has a sum of 0; NumPy computes the side of a `where` that is not taken, and remarks on
+# it. Any other remark of NumPy's stays an error.
+warnings.filterwarnings("ignore", "divide by zero encountered in (divide|log2)", RuntimeWarning)
 
 GUARD = 4096  # poisoned elements on either side of a tensor
 TENSORS = ("o", "lse", "dq", "dk", "dv")
+NAN = float("nan")
 
 
 class Guarded:
@@ -27,12 +35,23 @@ class Guarded:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         size = torch.Size(shape).numel()
-        buffer = torch.full((size + 2 * GUARD,), float("nan"), dtype=dtype)
+        buffer = torch.full((size + 2 * GUARD,), NAN, dtype=dtype)
         self._buffers.append((buffer, size))
         return buffer[GUARD : GUARD + size].view(shape)
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
         return self.empty(tuple(x.shape), x.dtype).copy_(x)
+
+    def scratch(self, space: Any) -> Any:
+        """A workspace like this one, every tensor of it inside NaN and full of it."""
+        changes = {}
+        for field in dataclasses.fields(space):
+            value = getattr(space, field.name)
+            if isinstance(value, torch.Tensor):
+                changes[field.name] = self.empty(tuple(value.shape), value.dtype)
+            elif field.name == "backward" and dataclasses.is_dataclass(value):
+                changes[field.name] = self.scratch(value)
+        return dataclasses.replace(space, **changes)
 
     def intact(self) -> bool:
         return all(
@@ -42,128 +61,126 @@ class Guarded:
 
 
 def _inputs(
-    batch: int, heads: int, seq_len: int, head_dim: int, dtype: torch.dtype, seed: int
+    batch: int, heads: tuple[int, int], seq: tuple[int, int], head_dim: int, dtype: str, seed: int
 ) -> list[torch.Tensor]:
     """The product's recipe: q, k, v ~ N(0, 0.5^2), dO ~ N(0, 1)."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (batch, heads, seq_len, head_dim)
-    return [(torch.randn(shape, generator=generator) * sigma).to(dtype) for sigma in (0.5, 0.5, 0.5, 1.0)]
+    kind = getattr(torch, dtype)
+
+    def draw(n_heads: int, rows: int, sigma: float) -> torch.Tensor:
+        return (torch.randn((batch, n_heads, rows, head_dim), generator=generator) * sigma).to(kind)
+
+    (queries, keys), (seq_q, seq_k) = heads, seq
+    return [
+        draw(queries, seq_q, 0.5), draw(keys, seq_k, 0.5), draw(keys, seq_k, 0.5), draw(queries, seq_q, 1.0),
+    ]  # fmt: skip
 
 
 def _run(
-    inputs: list[torch.Tensor], causal: bool, config: AttentionConfig, guarded: Guarded
+    kernel: str,
+    arch: str,
+    inputs: list[torch.Tensor],
+    causal: bool,
+    guarded: Guarded,
+    calls: list[Call] | None = None,
+    scale: float | None = None,
 ) -> dict[str, torch.Tensor]:
     """Forward and backward with every tensor, the workspace too, inside NaN and full of it."""
+    used = operation(kernel)
     q, k, v, do = (guarded.of(x) for x in inputs)
-    shape, dtype = tuple(q.shape), q.dtype
-    plain = allocate_workspace(q, config)
-    parts = {
-        name: guarded.empty(tuple(x.shape), x.dtype)
-        for name in ("high", "low", "delta", "k_t", "v_t", "q_t", "do_t")
-        if (x := getattr(plain, name)) is not None
-    }
-    workspace = type(plain)(
-        seq_pad=plain.seq_pad, **{"k_t": None, "v_t": None, "q_t": None, "do_t": None, **parts}
-    )
-    out = (guarded.empty(shape, dtype), guarded.empty(shape[:3], torch.float64))
-    o, lse = attention_forward(q, k, v, causal=causal, config=config, out=out, workspace=workspace)
+    config = used.plan(arch, shape_of(q, k, v), causal=causal, dtype=str(q.dtype).removeprefix("torch."))
+    workspace = guarded.scratch(used.allocate(q, k, config))
+
+    def launch(call: Call) -> None:
+        if calls is not None:
+            calls.append(call)
+        on_card(call)
+
+    rest: dict[str, Any] = {"causal": causal, "scale": scale, "workspace": workspace, "launch": launch}
+    out = (guarded.empty(tuple(q.shape), q.dtype), guarded.empty(tuple(q.shape[:3]), torch.float64))
+    o, lse = used.forward(q, k, v, out=out, **rest)
     assert o is out[0]
     assert lse is out[1]
-    gradients = tuple(guarded.empty(shape, dtype) for _ in range(3))
-    back = attention_backward(
-        q, k, v, o, lse, do, causal=causal, config=config, out=gradients, workspace=workspace
-    )
+    gradients = tuple(guarded.empty(tuple(x.shape), x.dtype) for x in (q, k, v))
+    back = used.backward(q, k, v, o, lse, do, out=gradients, **rest)
     assert all(a is b for a, b in zip(back, gradients, strict=True))
     return dict(zip(TENSORS, (o, lse, *back), strict=True))
 
 
-class _Recorder:
-    """Stands in for a kernel, notes the constants that it was launched with, and launches it."""
-
-    def __init__(self, kernel: Any, launches: list[dict[str, Any]]) -> None:
-        self._kernel, self._launches = kernel, launches
-
-    def __getitem__(self, grid: Any) -> Any:
-        def launch(**arguments: Any) -> None:
-            self._launches.append(
-                {key: value for key, value in arguments.items() if key.isupper() or key.startswith("num")}
-            )
-            self._kernel[grid](**arguments)
-
-        return launch
-
-
 def compare_with_reference(
+    kernel: str,
     arch: str,
-    batch: int,
-    heads: int,
-    seq_len: int,
+    seq: list[int],
     head_dim: int,
     causal: bool,
+    heads: list[int],
+    batch: int = 1,
     dtype: str = "float16",
     repeat: bool = False,
 ) -> dict[str, Any]:
-    """Relative L2 of each tensor, what was written outside, and the tiles that ran."""
-    inputs = _inputs(batch, heads, seq_len, head_dim, getattr(torch, dtype), seed=seq_len)
-    config = plan(arch, head_dim=head_dim, seq_len=seq_len, causal=causal, dtype=dtype)
-    launches: dict[str, list[dict[str, Any]]] = {name: [] for name in ("forward", "dq", "dkv")}
-    kernels = {name: getattr(attention_module, f"_{name}_kernel") for name in launches}
-    guarded = Guarded()
-    for name, kernel in kernels.items():
-        setattr(attention_module, f"_{name}_kernel", _Recorder(kernel, launches[name]))
-    try:
-        results = _run(inputs, causal, config, guarded)
-    finally:
-        for name, kernel in kernels.items():
-            setattr(attention_module, f"_{name}_kernel", kernel)
+    """Relative L2 of each tensor (rows that see no key apart), what was written outside, and the constants of
+    the kernels that ran."""
+    inputs = _inputs(batch, (heads[0], heads[1]), (seq[0], seq[1]), head_dim, dtype, seed=sum(seq))
+    guarded, calls = Guarded(), []
+    results = _run(kernel, arch, inputs, causal, guarded, calls)
     truth = reference(*inputs, causal=causal)
-    answer: dict[str, Any] = {name: relative_l2(results[name], getattr(truth, name)) for name in TENSORS}
-    answer["intact"] = guarded.intact()
-    answer["ran"] = {name: _ran(launches[name]) for name in launches}
+    empty = truth.lse == -torch.inf
+    answer: dict[str, Any] = {
+        "errors": {
+            "o": _error(results["o"], truth.o),
+            "lse": _error(results["lse"][~empty], truth.lse[~empty]),
+            "dq": _error(results["dq"], truth.dq),
+            "dk": _error(results["dk"], truth.dk),
+            "dv": _error(results["dv"], truth.dv),
+        },
+        "intact": guarded.intact(),
+        "n_empty_rows": int(empty.sum()),
+        "empty_rows_are_zero": bool((results["o"][empty] == 0).all() and (results["dq"][empty] == 0).all())
+        and bool((results["lse"][empty] == -torch.inf).all()),
+        "ran": [
+            {"kernel": call.kernel.__name__, **{n: x for n, x in call.constants.items() if n.isupper()}}
+            for call in calls
+        ],
+    }
     if repeat:
-        again = _run(inputs, causal, config, Guarded())
+        again = _run(kernel, arch, inputs, causal, Guarded())
         answer["identical"] = all(_same_bits(results[name], again[name]) for name in TENSORS)
     return answer
 
 
-def _ran(launches: list[dict[str, Any]]) -> str:
-    (launch,) = launches
-    return TileConfig(
-        block_m=launch["BLOCK_M"],
-        block_n=launch["BLOCK_N"],
-        chunk_qk=launch["CHUNK_QK"],
-        chunk_pv=launch["CHUNK_PV"],
-        transposed=launch["TRANSPOSED"],
-        num_warps=launch["num_warps"],
-        num_stages=launch["num_stages"],
-    ).name
+def _error(result: torch.Tensor, truth: torch.Tensor) -> float:
+    """Relative L2; where the truth is 0 or rounding (dQ and dK of a single key), absolute, a hundred times
+    over."""
+    if float(truth.norm()) < 1e-6 * max(truth.numel(), 1) ** 0.5:
+        return 100 * float((result.double() - truth).abs().max())
+    return relative_l2(result, truth)
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool((a.contiguous().view(torch.int16) == b.contiguous().view(torch.int16)).all())
 
 
-def neighbour_is_nan(arch: str, seq_len: int, causal: bool) -> dict[str, Any]:
+def neighbour_is_nan(kernel: str, arch: str, seq_len: int, causal: bool) -> dict[str, Any]:
     """Whether head 0 keeps its bits when head 1 turns into NaN, and whether head 1 then shows it
     everywhere."""
-    inputs = _inputs(1, 2, seq_len, 64, torch.float16, seed=1)
-    config = plan(arch, head_dim=64, seq_len=seq_len, causal=causal)
-    clean = _run(inputs, causal, config, Guarded())
+    inputs = _inputs(1, (2, 2), (seq_len, seq_len), 64, "float16", seed=1)
+    clean = _run(kernel, arch, inputs, causal, Guarded())
     for x in inputs:
-        x[:, 1] = float("nan")
+        x[:, 1] = NAN
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # numpy remarks on the NaN that are the point
-        poisoned = _run(inputs, causal, config, Guarded())
+        poisoned = _run(kernel, arch, inputs, causal, Guarded())
     return {
         "head_0_same": all(_same_bits(clean[name][:, 0], poisoned[name][:, 0]) for name in TENSORS),
         "head_1_nan": all(bool(poisoned[name][:, 1].isnan().all()) for name in TENSORS),
     }
 
 
-def extreme(kind: str, arch: str, seq_len: int, causal: bool) -> dict[str, Any]:
-    """Scores at the ends of fp16: relative L2 of o, lse, dv (dq and dk of equal rows are 0 and have no
+def extreme(kernel: str, kind: str, arch: str, seq_len: int, causal: bool) -> dict[str, Any]:
+    """Scores at the ends of the type: relative L2 of o, lse, dv (dq and dk of equal rows are 0 and have no
     relative error)."""
-    q, k, v, do = _inputs(1, 1, seq_len, 128, torch.float16, seed=2)
+    scale = None
+    q, k, v, do = _inputs(1, (1, 1), (seq_len, seq_len), 128, "float16", seed=2)
     if kind == "largest":
         q, k, v = (torch.full_like(x, 65504.0) for x in (q, k, v))
     elif kind == "tiny":
@@ -172,11 +189,17 @@ def extreme(kind: str, arch: str, seq_len: int, causal: bool) -> dict[str, Any]:
         q, k = ((x.float() * 4e4).clamp(-65504.0, 65504.0).to(x.dtype) for x in (q, k))
     elif kind == "one-huge-row":
         q[:, :, seq_len // 2] = 65504.0
+    elif kind == "all-equal":
+        q, k, v = (torch.full_like(x, 0.5) for x in (q, k, v))
+    elif kind == "rounding":  # the maximum times the scale rounds up, the score times it fused does not
+        q, k, v, do = _inputs(1, (1, 1), (seq_len, seq_len), 32, "float32", seed=2)
+        for x in (q, k):
+            x.zero_()[..., 0] = 133120.0
+        scale = 0.25
     else:
         raise AssertionError(kind)
-    config = plan(arch, head_dim=128, seq_len=seq_len, causal=causal)
-    results = _run([q, k, v, do], causal, config, Guarded())
-    truth = reference(q, k, v, do, causal=causal)
+    results = _run(kernel, arch, [q, k, v, do], causal, Guarded(), scale=scale)
+    truth = reference(q, k, v, do, causal=causal, scale=scale)
     answer: dict[str, Any] = {
         name: relative_l2(results[name], getattr(truth, name)) for name in ("o", "lse", "dv")
     }
@@ -184,55 +207,123 @@ def extreme(kind: str, arch: str, seq_len: int, causal: bool) -> dict[str, Any]:
     return answer
 
 
-def autograd(causal: bool, scale: float | None) -> dict[str, float]:
-    """The public function's gradients, on inputs that are not contiguous."""
-    q, k, v, do = _inputs(1, 2, 33, 64, torch.float32, seed=3)
-    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in (q, k, v))
-    o = attention(q, k, v, is_causal=causal, scale=scale)
-    dq, dk, dv = torch.autograd.grad(o, (q, k, v), do)
+def autograd(kernel: str, causal: bool, scale: float | None, heads: list[int], layout: str) -> dict[str, Any]:
+    """The public function's gradients, on inputs laid out as torch's users have them."""
+    dtype = "float16" if kernel == "mi50_portable" else "float32"
+    q, k, v, do = _inputs(1, (heads[0], heads[1]), (33, 40), 64, dtype, seed=3)
+    if layout == "rows first":  # [B, S, H, D] in memory
+        q, k, v, do = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, do))
+    elif layout == "unaligned":
+        q, k, v, do = (_shifted(x) for x in (q, k, v, do))
+    elif layout == "expanded":
+        k, v = (x[:, :1].expand_as(x) for x in (k, v))
+    elif layout == "sliced":
+        q, k, v, do = (torch.cat([x, torch.full_like(x, NAN)], -1)[..., :64] for x in (q, k, v, do))
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    o, lse = attention(
+        *leaves, is_causal=causal, scale=scale, enable_gqa=heads[0] != heads[1], kernel=kernel,
+        return_lse=True,
+    )  # fmt: skip
+    dq, dk, dv = torch.autograd.grad(o, leaves, do)
     truth = reference(q, k, v, do, causal=causal, scale=scale)
-    pairs = {"o": o, "dq": dq, "dk": dk, "dv": dv}
-    return {name: relative_l2(x, getattr(truth, name)) for name, x in pairs.items()}
+    pairs = {"o": o, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+    return {
+        "errors": {name: _error(x.detach(), getattr(truth, name)) for name, x in pairs.items()},
+        "copied": list(copied(q=q, k=k, v=v)),
+        "lse_has_no_gradient": not lse.requires_grad,
+    }
+
+
+def _shifted(x: torch.Tensor) -> torch.Tensor:
+    """x at an address that is no multiple of 16, NaN before and after it."""
+    buffer = torch.full((x.numel() + 2,), NAN, dtype=x.dtype)
+    return buffer[1:-1].view(x.shape).copy_(x)
+
+
+def choices() -> dict[str, Any]:
+    """What `auto` and names come to here, in words."""
+    q, k, v, _ = _inputs(1, (2, 2), (17, 17), 64, "float16", seed=4)
+    return {
+        "auto": str(choose(q, k, v)),
+        "by name": str(choose(q, k, v, kernel="naive")),
+        "preflight": wrong_on("flash_v1", q.device, 64, "float16"),
+        "preflight of one that cannot": wrong_on("flash_v1", q.device, 100, "float16"),
+    }
 
 
 def refusals() -> dict[str, str]:
-    """What each bad input is refused with; "accepted" where it is not."""
-    q, k, v, do = _inputs(1, 2, 17, 64, torch.float16, seed=4)
-    config = plan("cpu", head_dim=64, seq_len=17, causal=False)
-    o, lse = attention_forward(q, k, v, causal=False, config=config)
-    other = plan("gfx906", head_dim=64, seq_len=17, causal=False)
-    wide = torch.randn(1, 2, 17, 96).half()
-    forward = {
+    """What each bad input of the public function is refused with; "accepted" where it is not."""
+    q, k, v, _ = _inputs(1, (4, 4), (17, 17), 64, "float16", seed=4)
+    wide = torch.randn(1, 4, 17, 100).half()
+    changes = {
         "head_dim": {"q": wide, "k": wide, "v": wide},
-        "dtype": {"q": q.int(), "k": k.int(), "v": v.int()},
+        "integers": {"q": q.int(), "k": k.int(), "v": v.int()},
         "mixed dtype": {"k": k.float()},
         "empty batch": {"q": q[:0], "k": k[:0], "v": v[:0]},
-        "no rows": {"q": q[:, :, :0], "k": k[:, :, :0], "v": v[:, :, :0]},
-        "other shape": {"k": k[:, :, :16].contiguous()},
+        "no rows": {"q": q[:, :, :0]},
+        "no keys": {"k": k[:, :, :0], "v": v[:, :, :0]},
+        "k and v differ": {"v": v[:, :, :16]},
+        "batches differ": {"k": k.repeat(2, 1, 1, 1), "v": v.repeat(2, 1, 1, 1)},
         "three dimensions": {"q": q[0], "k": k[0], "v": v[0]},
-        "strides": {"v": v[:, :1].expand(1, 2, 17, 64)},
         "device": {"v": v.to("meta")},
-        "scale": {"scale": float("nan")},
+        "heads not divisible": {"k": k[:, :3], "v": v[:, :3], "enable_gqa": True},
+        "fewer heads": {"k": k[:, :2], "v": v[:, :2]},
+        "scale": {"scale": NAN},
         "negative scale": {"scale": -1.0},
-        "out": {"out": (o, lse.float())},
-        "workspace": {"config": other, "workspace": allocate_workspace(q, config)},
+        "unknown kernel": {"kernel": "flash_v9"},
+        "kernel of another head_dim": {
+            **{name: x[..., :32] for name, x in (("q", q), ("k", k), ("v", v))},
+            "kernel": "mi50_portable",
+        },
+        "kernel without interpreter": {"kernel": "mi50"},
+    }
+    given = {"q": q, "k": k, "v": v}
+    return {name: _refusal(lambda a={**given, **change}: attention(**a)) for name, change in changes.items()}
+
+
+def refusals_of_members(kernel: str) -> dict[str, str]:
+    """The same of a member's own forward and backward, which take what is laid out for them and nothing
+    else."""
+    used = operation(kernel)
+    q, k, v, do = _inputs(1, (2, 2), (17, 17), 64, "float16", seed=4)
+    config = used.plan("cpu", shape_of(q, k, v), causal=False, dtype="float16")
+    space = used.allocate(q, k, config)
+    o, lse = used.forward(q, k, v, causal=False)
+    strided = v[:, :1].expand(1, 2, 17, 64)
+    calls: list[Call] = []
+    forward = {
+        "strides": {"v": strided},
+        "address": {"k": _shifted(k)},
+        "lse": {"out": (o, lse.float())},
+        "out is an input": {"out": (q, lse)},
+        "out overlaps": {"out": (o, lse), "v": o},
+        "overlapping strides of out": {"out": (strided, lse)},
     }
     answers = {}
-    for name, changes in forward.items():
-        arguments: dict[str, Any] = {"q": q, "k": k, "v": v, "causal": False, "config": config, **changes}
+    for name, change in forward.items():
+        arguments: dict[str, Any] = {"q": q, "k": k, "v": v, **change}
+        arguments |= {"causal": False, "launch": calls.append}
         tensors = [arguments.pop(x) for x in ("q", "k", "v")]
-        answers[name] = _refusal(lambda t=tensors, a=arguments: attention_forward(*t, **a))
-    answers["do"] = _refusal(
-        lambda: attention_backward(q, k, v, o, lse, do.bfloat16(), causal=False, config=config)
-    )
-    answers["lse"] = _refusal(
-        lambda: attention_backward(q, k, v, o, lse[:, :1], do, causal=False, config=config)
-    )
-    answers["public"] = _refusal(lambda: attention(wide, wide, wide))
+        answers[name] = _refusal(lambda t=tensors, a=arguments: used.forward(*t, **a))
+    backward = {
+        "do": {"do": do.bfloat16()},
+        "rows of lse": {"lse": lse[:, :1]},
+        "one gradient for two": {"out": (torch.empty_like(q), o, o)},
+    }
+    for name, change in backward.items():
+        arguments = {"lse": lse, "do": do, "causal": False, "launch": calls.append, **change}
+        tensors = [q, k, v, o, arguments.pop("lse"), arguments.pop("do")]
+        answers[name] = _refusal(lambda t=tensors, a=arguments: used.backward(*t, **a))
+    if kernel not in ("mi50", "mi50_portable"):  # whose callers give what they were given
+        longer = torch.cat([q, q], 2)
+        answers["workspace"] = _refusal(
+            lambda: used.forward(longer, longer, longer, causal=False, workspace=space, launch=calls.append)
+        )
+    answers["launched"] = str(len(calls))
     return answers
 
 
-def _refusal(call: Any) -> str:
+def _refusal(call: Callable[[], Any]) -> str:
     try:
         call()
     except ValueError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -84,7 +86,7 @@ def test_every_configuration_and_mask_is_compiled_once() -> None:
     class Hopper(TritonKernel):
         def __init__(self) -> None:
             super().__init__(torch.device("cpu"), head_dim=128, dtype="float16", seq_len_max=4096)
-            self._arch = "sm_90"
+            self._card = replace(self._card, arch="sm_90")
 
     lengths = range(512, 4097)
     variants = Hopper().variants(lengths)
