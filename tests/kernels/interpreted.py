@@ -17,8 +17,8 @@ from soak_kernels.members import operation
 from soak_kernels.preflight import wrong_on
 from soak_kernels.reference import reference, relative_l2
 
-# A row that sees no key has a sum of 0; NumPy computes the side of a `where` that is not taken, and remarks on
-# it. Any other remark of NumPy's stays an error.
+# A row that sees no key has a sum of 0; NumPy computes the side of a `where` that is not taken, and remarks
+# on it. Any other remark of NumPy's stays an error.
 warnings.filterwarnings("ignore", "divide by zero encountered in (divide|log2)", RuntimeWarning)
 
 GUARD = 4096  # poisoned elements on either side of a tensor
