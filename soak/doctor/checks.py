@@ -68,7 +68,8 @@ CHECKS: Sequence[Check] = (
     Check(
         "kernel log",
         _told("kernel log", Level.WARN),
-        "Run as root, or give CAP_SYSLOG and /dev/kmsg: it is a witness of what befalls a card.",
+        "Run as root, or in the journal's group (systemd-journal or adm), or give a container CAP_SYSLOG and "
+        "/dev/kmsg: it is a witness of what befalls a card.",
     ),
 )
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,6 +21,7 @@ from soak.core.records import Device
 from soak.doctor.facts import CardLook, Told
 from soak.doctor.toolchain import c_compiler, cache_writable
 from soak.telemetry import access
+from soak.telemetry.journal import follow_command
 from soak.telemetry.sysfs import errno_name
 
 FREE_MIN_BYTES = 512 << 20  # a run of 48 h with eight cards takes less than a fifth of it
@@ -106,7 +107,7 @@ def places_of(quest: Quest) -> dict[tuple[str, str | None], Callable[[], Told]]:
         ("port", None): lambda: port(*quest.listen),
     }
     if not quest.is_recorded or (root / "dev/kmsg").exists():
-        places["kernel log", None] = lambda: kernel_log(root / "dev/kmsg")
+        places["kernel log", None] = lambda: kernel_log(root / "dev/kmsg", follow_command(root))
     if quest.compiles:
         places["C compiler", None] = lambda: c_compiler(os.environ)
         places["cache folder", None] = lambda: cache_writable(os.environ)
@@ -170,12 +171,13 @@ def port(host: str, number: int) -> Told:
     return Told(says=f"{host}:{number} is free" if number else f"{host}, a port of the system's choice")
 
 
-def kernel_log(path: Path) -> Told:
-    """Whether the sampler will hear it."""
+def kernel_log(path: Path, journal: Sequence[str] = ()) -> Told:
+    """Whether the sampler will hear it, from the log itself or from the journal."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        return Told(fault=f"{path} cannot be read ({errno_name(error)})")
+        closed = f"{path} cannot be read ({errno_name(error)})"
+        return Told(says=f"{closed}, its messages are read of the journal") if journal else Told(fault=closed)
     os.close(descriptor)
     return Told(says=f"{path} can be read")
 

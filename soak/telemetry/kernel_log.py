@@ -1,7 +1,7 @@
 """The kernel log as a witness: lines about the cards of the run, as they come.
 
-A corroborating witness: where it cannot be read, that is said once and no criterion suffers. Only lines
-written after the start are looked at.
+Read of /dev/kmsg, else of the journal, where this user may. A corroborating witness: where it cannot be read,
+that is said once and no criterion suffers. Only lines written after the start are looked at.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from soak.core.ports import Happening
+from soak.telemetry.journal import lines_of
 from soak.telemetry.sysfs import errno_name
 
 RECORD_MAX = 64 * 1024  # bytes; a read of /dev/kmsg gives one record and refuses a buffer that is too small
@@ -125,12 +126,19 @@ def message_of(record: str) -> str:
 class KernelLog:
     """Follows a log in a thread of its own and tells what it says about `gpus`.
 
+    `journal`: the command that prints the same messages, for where `path` cannot be read; empty: none.
     `take_in` is for every witness that speaks the log's language, from any thread.
     """
 
     def __init__(
-        self, path: Path, gpus: Collection[str], tell: Callable[[Happening], None], boot_ms: Callable[[], int]
+        self,
+        path: Path,
+        gpus: Collection[str],
+        tell: Callable[[Happening], None],
+        boot_ms: Callable[[], int],
+        journal: Sequence[str] = (),
     ) -> None:
+        self._journal = journal
         self._path = path
         self._gpus = tuple(gpus)
         self._tell = tell
@@ -167,9 +175,19 @@ class KernelLog:
             for record in _records(self._path):
                 self.take_in(record)
         except OSError as error:
-            detail = f"the kernel log cannot be read ({errno_name(error)}): one witness less"
-            data = {"source": "kernel_log", "once": True}
-            self._tell(Happening("sensor_error", self._boot_ms(), None, detail, data))
+            why = errno_name(error)
+        else:
+            return  # the end of a recorded log
+        if self._journal:
+            try:
+                for line in lines_of(self._journal):
+                    self.take_in(line)
+                why += ", and journalctl has ended"
+            except OSError as error:
+                why += f", journalctl: {errno_name(error)}"
+        detail = f"the kernel log cannot be read ({why}): one witness less"
+        data = {"source": "kernel_log", "once": True}
+        self._tell(Happening("sensor_error", self._boot_ms(), None, detail, data))
 
 
 def _records(path: Path) -> Iterator[str]:

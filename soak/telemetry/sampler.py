@@ -19,6 +19,7 @@ from pathlib import Path
 from soak.core.ports import Happening
 from soak.core.records import Device, Poll, Quantity, Reading
 from soak.telemetry.beat import Beat, boot_ms
+from soak.telemetry.journal import follow_command
 from soak.telemetry.kernel_log import KernelLog
 from soak.telemetry.sensors import Backend, CardGone, Sensor, Unavailable
 from soak.telemetry.wire import (
@@ -99,7 +100,8 @@ class _Child:
     def _follow_witnesses(self, targets: Sequence[Target]) -> None:
         """The kernel log, and what NVML announces, which speaks its language."""
         path = self._root / "dev/kmsg"
-        log = KernelLog(path, [target.gpu for target in targets], self._tell, boot_ms)
+        gpus = [target.gpu for target in targets]
+        log = KernelLog(path, gpus, self._tell, boot_ms, follow_command(self._root))
         if self._root == Path("/") or path.exists():  # a recorded machine may have none: nothing to say
             log.start()
         announced = [target.gpu for target in targets if target.backend == "nvidia"]

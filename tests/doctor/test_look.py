@@ -143,6 +143,9 @@ class TestPlaces:
 
     def test_a_kernel_log(self, tmp_path: Path):
         assert "ENOENT" in look.kernel_log(tmp_path / "kmsg").fault
+        by_journal = look.kernel_log(tmp_path / "kmsg", ["journalctl"])
+        assert by_journal.fault == ""
+        assert "read of the journal" in by_journal.says
         (tmp_path / "kmsg").write_text("")
         assert look.kernel_log(tmp_path / "kmsg").fault == ""
 

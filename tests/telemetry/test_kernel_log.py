@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,9 @@ import pytest
 from soak.core.incidents import KINDS
 from soak.core.ports import Happening
 from soak.core.records import Poll
+from soak.telemetry.journal import follow_command
 from soak.telemetry.kernel_log import PATTERNS, KernelLog, classified, message_of
+from tests.telemetry.as_user import a_user
 
 LOGS = Path(__file__).parents[1] / "captures/logs"
 MI50, H100 = "0000:e3:00.0", "0000:9b:00.0"
@@ -146,6 +152,68 @@ def test_a_log_that_cannot_be_read_is_said(tmp_path):
     assert done.wait(5)
     assert (told[0].kind, told[0].gpu) == ("sensor_error", None)
     assert "ENOENT" in told[0].detail
+
+
+def heard_of(journal: list[str], n_told: int) -> list[Happening]:
+    """What is told where there is no kernel log but a journal."""
+    told: list[Happening] = []
+    enough = threading.Event()
+
+    def tell(item: Happening) -> None:
+        told.append(item)
+        if len(told) == n_told:
+            enough.set()
+
+    KernelLog(Path("/no/such/kmsg"), [MI50], tell, lambda: 5, journal).start()
+    assert enough.wait(10), told
+    return told
+
+
+def test_where_the_log_is_closed_the_journal_is_heard():
+    says = f"amdgpu {MI50}: amdgpu: GPU reset begin!"
+    told = heard_of(["bash", "-c", f"echo nothing of ours; echo '{says}'; printf '\\xff\\n'"], 2)
+    assert [(item.kind, item.gpu) for item in told] == [("device_reset", MI50), ("sensor_error", None)]
+    assert told[0].data["line"] == says
+    assert "(ENOENT, and journalctl has ended): one witness less" in told[1].detail
+
+
+def test_a_journal_that_does_not_start_is_said_with_the_log():
+    (told,) = heard_of(["/no/such/journalctl"], 1)
+    assert "(ENOENT, journalctl: ENOENT): one witness less" in told.detail
+
+
+def test_the_journal_is_followed_by_who_may_read_it():
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        root.chmod(0o755)
+        journal = root / "var/log/journal/0123456789abcdef/system.journal"
+        assert follow_command(root, lambda _: "/bin/journalctl") == (), "there is none"
+        journal.parent.mkdir(parents=True)
+        journal.touch(0o640)
+        command = follow_command(root, lambda _: "/bin/journalctl")
+        assert command[:3] == ("/bin/journalctl", "--dmesg", "--follow")
+        assert "--lines=0" in command, "only what comes from now on"
+        assert follow_command(root, lambda _: None) == ()
+        journal.chmod(0o000)
+        with a_user():
+            assert follow_command(root, lambda _: "/bin/journalctl") == ()
+
+
+def test_what_prints_the_journal_ends_with_who_reads_it(is_running):
+    """The process that follows is killed, as the sampler may be: journalctl sees its pipe close."""
+    code = (
+        "import sys\nfrom soak.telemetry.journal import lines_of\n"
+        "print(next(lines_of(['bash', '-c', 'while echo $$; do sleep 0.1; done'])), flush=True)\n"
+        "import time; time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        pid = int(reader.stdout.readline())
+        reader.kill()
+    end_s = time.monotonic() + 5
+    while is_running(pid) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert not is_running(pid)
 
 
 def test_lines_reach_the_daemon_and_only_those_after_the_start(start, until, tree):
