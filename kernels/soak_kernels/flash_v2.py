@@ -222,6 +222,16 @@ def _key_head(i_head, group):
 
 
 @triton.jit
+def _first_head(i_kv, group):
+    """The first of the heads that share a key head."""
+    if group is None:
+        i_slice = i_kv
+    else:
+        i_slice = i_kv * group
+    return i_slice
+
+
+@triton.jit
 def _last_key(o_row, seq_q, seq_k):
     """The last key that each row sees under the causal mask."""
     if seq_k is None:
@@ -474,10 +484,19 @@ def _dkv_kernel(
     i_block = (
         tl.program_id(0) % n_blocks
     )  # causal: the first keys have the most rows, so this is longest first
+    i_slice = _first_head(i_kv, group)
+    p_q += i_slice * seq_q * DIM
     p_k += i_kv * n_keys * DIM
     p_v += i_kv * n_keys * DIM
+    p_do += i_slice * seq_q * DIM
     p_dk += i_kv * n_keys * DIM
     p_dv += i_kv * n_keys * DIM
+    p_high += i_slice * pad_q
+    p_low += i_slice * pad_q
+    p_delta += i_slice * pad_q
+    if TRANSPOSED:
+        p_qt += i_slice * pad_q * HEAD_DIM
+        p_dot += i_slice * pad_q * HEAD_DIM
 
     o_key = i_block * BLOCK_N + tl.arange(0, BLOCK_N)
     o_key_in = tl.minimum(o_key, n_keys - 1)
@@ -490,25 +509,26 @@ def _dkv_kernel(
     b_dv = _zeros(BLOCK_N, HEAD_DIM, CHUNK_PV)
 
     if group is None:
-        n_members: tl.constexpr = 1
-    else:
-        n_members = group
-    for i_member in tl.range(0, n_members):
-        i_slice = i_kv * n_members + i_member
-        o_slice = i_slice * seq_q * DIM
-        o_pad = i_slice * pad_q
-        if TRANSPOSED:
-            p_qt_in = p_qt + o_pad * HEAD_DIM
-            p_dot_in = p_dot + o_pad * HEAD_DIM
-        else:
-            p_qt_in = p_qt
-            p_dot_in = p_dot
         b_dk, b_dv = _dkv_head(
-            p_q + o_slice, p_qt_in, p_k, p_v, p_do + o_slice, p_dot_in, p_high + o_pad, p_low + o_pad,
-            p_delta + o_pad, b_k, b_v, b_dk, b_dv, i_block, o_key, o_key_in, o_line, o_chunk, o_piece,
-            scale_log2, seq_q, pad_q, zero, seq_k,
+            p_q, p_qt, p_k, p_v, p_do, p_dot, p_high, p_low, p_delta, b_k, b_v, b_dk, b_dv, i_block, o_key,
+            o_key_in, o_line, o_chunk, o_piece, scale_log2, seq_q, pad_q, zero, seq_k,
             DIM, HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK_QK, CHUNK_PV, TRANSPOSED, CAUSAL,
         )  # fmt: skip
+    else:
+        for _ in tl.range(0, group):
+            b_dk, b_dv = _dkv_head(
+                p_q, p_qt, p_k, p_v, p_do, p_dot, p_high, p_low, p_delta, b_k, b_v, b_dk, b_dv, i_block,
+                o_key, o_key_in, o_line, o_chunk, o_piece, scale_log2, seq_q, pad_q, zero, seq_k,
+                DIM, HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK_QK, CHUNK_PV, TRANSPOSED, CAUSAL,
+            )  # fmt: skip
+            p_q += seq_q * DIM  # the next head of the group; one head's offset fits 32 bits
+            p_do += seq_q * DIM
+            p_high += pad_q
+            p_low += pad_q
+            p_delta += pad_q
+            if TRANSPOSED:
+                p_qt += pad_q * HEAD_DIM
+                p_dot += pad_q * HEAD_DIM
 
     b_one = tl.full([BLOCK_N], 1.0, tl.float32)
     _store(p_dk, b_dk, b_one * scale, o_key, o_piece, n_keys, DIM, HEAD_DIM, CHUNK_PV)
