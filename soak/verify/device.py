@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
+import time
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,9 @@ import torch
 class Device(Protocol):
     def finish(self) -> None:
         """Returns when all work is done."""
+
+    def now_s(self) -> float:
+        """Of the clock that a rate is measured by."""
 
     def settle(self) -> None:
         """Returns when all work is done and every free byte was given back."""
@@ -39,6 +43,9 @@ class Card:
 
     def finish(self) -> None:
         torch.cuda.synchronize(self._device)
+
+    def now_s(self) -> float:
+        return time.perf_counter()
 
     def settle(self) -> None:
         gc.collect()
@@ -67,6 +74,9 @@ class Host:
 
     def finish(self) -> None:
         return None
+
+    def now_s(self) -> float:
+        return time.process_time()
 
     def settle(self) -> None:
         gc.collect()

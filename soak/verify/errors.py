@@ -12,33 +12,38 @@ from soak.load.gradient import Outputs, error_of
 from soak.load.recipe import Inputs
 from soak.verify.messages import Figure
 
+_NOTHING = 1e-13  # what float64 makes of a zero (dQ and dK of rows that see one key) by rounding
+
 
 def errors(
     inputs: Inputs, outputs: Outputs, *, causal: bool, names: tuple[str, ...] = Outputs._fields
 ) -> Mapping[str, TensorError]:
     """Of the named outputs, over every (batch, head)."""
-    results: dict[str, list[torch.Tensor]] = {name: [] for name in names}
-    truths: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    pairs: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in names}
     batch, heads = inputs.q.shape[:2]
     for b in range(batch):
         for h in range(heads):
             truth = reference_slice(*(x[b, h] for x in inputs), causal=causal)
             for name in names:
                 result = getattr(outputs, name)[b, h].detach().cpu()
-                expected = getattr(truth, name)
-                truths[name].append(expected)
-                results[name].append(_held(result, expected))
-    return {name: error_of(name, torch.stack(results[name]), torch.stack(truths[name])) for name in names}
+                pairs[name].append(_held(result, getattr(truth, name)))
+    return {name: error_of(name, *(torch.stack(x) for x in zip(*pairs[name], strict=True))) for name in names}
 
 
-def _held(result: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """The result in float64, moved towards the truth by the spacing of the smallest numbers of its type: of a
-    truth of 1e-8 a float16 holds no digit, and that is no kernel's fault. A log-sum-exp of no key is -inf in
-    both."""
+def _held(result: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both in float64, without what is no kernel's fault.
+
+    The result moves towards the truth by the spacing of the smallest numbers of its type: of 1e-8 a float16
+    holds no digit. What float64 makes of a zero by rounding is a zero; and the log-sum-exp of no key, -inf in
+    both, is equal.
+    """
     finest = torch.finfo(result.dtype)
+    truth = torch.where(truth.abs() < _NOTHING, 0.0, truth)
     difference = result.double() - truth
     excess = difference.sign() * (difference.abs() - finest.smallest_normal * finest.eps).clamp(min=0.0)
-    return torch.where(result == truth, truth.nan_to_num(neginf=0.0), truth + excess)
+    both_none = result.isneginf() & truth.isneginf()
+    held = torch.where(both_none, 0.0, truth + excess)
+    return held, torch.where(both_none, 0.0, truth)
 
 
 def relative(name: str, error: TensorError, *, l2: float | None, largest: float | None) -> tuple[Figure, ...]:

@@ -20,6 +20,7 @@ from soak.verify.subject import Subject, UsageError
 
 _WRONG_SCALE = 1.05
 _FLIP_EVERY = 3  # runs
+_SLOW_FROM = 16  # sequences a launch
 
 
 def planted(subject: Subject, fault: str | None) -> Subject:
@@ -87,15 +88,12 @@ def _scale(subject: Subject) -> Subject:
 
 
 def _slow(subject: Subject) -> Subject:
-    """The time of a launch grows with the square of the batch."""
+    """A launch of a large batch takes twice as long as it should."""
 
     def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-        began = time.perf_counter()
-        o = subject.forward(q, k, v, causal)
-        if q.device.type != "cpu":
-            torch.cuda.synchronize(q.device)
-        time.sleep((time.perf_counter() - began) * q.shape[0] / 4)
-        return o
+        if q.shape[0] >= _SLOW_FROM:
+            subject.forward(q, k, v, causal)
+        return subject.forward(q, k, v, causal)
 
     return replace(subject, forward=forward)
 

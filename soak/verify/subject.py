@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
 
+from soak.load.cgroup import allowed_cores
 from soak.load.engine import LoadError
 from soak.load.gradient import Outputs
 from soak.load.recipe import Inputs
@@ -62,22 +65,26 @@ def subject_of(order: Order) -> Subject:
 
 
 def _of_cpu(order: Order) -> Subject:
-    """The load's own kernel, called as the load calls it: a head at a time."""
+    """The load's own kernel, called as the load calls it: a head at a time, one torch thread a lane."""
     from soak.load import engine_cpu
+
+    lanes = ThreadPoolExecutor(allowed_cores(), initializer=torch.set_num_threads, initargs=(1,))
 
     def attend(inputs: Inputs, causal: bool) -> Outputs:
         batch, heads = inputs.q.shape[:2]
-        slices = [
-            engine_cpu.attention(Inputs(*(x[b : b + 1, h : h + 1] for x in inputs)), causal)
-            for b in range(batch)
-            for h in range(heads)
+        each = [
+            Inputs(*(x[b : b + 1, h : h + 1] for x in inputs)) for b in range(batch) for h in range(heads)
         ]
+        slices = list(lanes.map(engine_cpu.attention, each, repeat(causal)))
         stacked = (torch.stack(tensors) for tensors in zip(*slices, strict=True))
         return Outputs(*(x.view(batch, heads, *x.shape[1:]) for x in stacked))
 
     def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-        o: torch.Tensor = torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)[0]
-        return o
+        def one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            o: torch.Tensor = torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)[0]
+            return o
+
+        return torch.cat(list(lanes.map(one, *(torch.split(x, 1) for x in (q, k, v)))))
 
     if order.kernel not in ("auto", engine_cpu.KERNEL):
         raise UsageError(f"the CPU's load has no kernel {order.kernel!r}; use auto or {engine_cpu.KERNEL}")
@@ -103,7 +110,7 @@ def _of_kernels(order: Order, device: torch.device, versions: Mapping[str, str])
     except ModuleNotFoundError as error:
         sentence = "Triton is not installed, and these kernels need it; install gpu-soak[gpu]"
         raise LoadError("compile_error", sentence) from error
-    from soak_kernels import KERNELS, attention, chosen
+    from soak_kernels import KERNELS, attention, choose
 
     if order.kernel not in ("auto", *KERNELS):
         raise UsageError(f"there is no kernel {order.kernel!r}; legal: auto, {', '.join(KERNELS)}")
@@ -112,7 +119,7 @@ def _of_kernels(order: Order, device: torch.device, versions: Mapping[str, str])
     def choice(head_dim: int, kernel: str) -> Any:
         shape = (1, 16, 512, head_dim)
         q, k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(3))
-        return chosen(q, k, v, kernel=kernel)
+        return choose(q, k, v, kernel=kernel)
 
     try:
         found = choice(order.head_dim, order.kernel)

@@ -1,9 +1,11 @@
-"""bandwidth: bytes per second of a copy, then of attention as the batch grows."""
+"""bandwidth: bytes per second of a copy, then of attention as the batch grows.
+
+On the CPU a second is one of processor time, of all threads together: neighbours do not count.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
@@ -17,9 +19,11 @@ SEQ_LEN = 2048
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 HEADS, HEADS_CPU = 16, 1
 SHARE_LEAST = 0.8  # of the best rate of a smaller batch; less is a fall, the rest is clocks and neighbours
-ROUNDS = 3  # the best of them counts: others share the machine
-MORE_ROUNDS = 2  # where a fall was seen
-POINT_S = 0.05  # of work a measured point, at least
+ROUNDS = {"gpu": 3, "cpu": 1}  # the best of them counts: the first warms up, others share the machine
+MORE_ROUNDS = 4  # of the batches where a fall was seen
+COPIES = 5
+POINT_S = 0.05  # of work a measured point
+PIECES_MOST = 500
 _GB = 1e9
 
 
@@ -41,18 +45,17 @@ def _growing_batch(bench: Bench, seed: int) -> Judged:
     )  # fmt: skip
     rates = dict.fromkeys(BATCHES, 0.0)
 
-    def once() -> None:
-        for batch in BATCHES:
+    def measure(batches: Iterable[int]) -> None:
+        for batch in batches:
             q, k, v = (x[:batch] for x in inputs[:3])
             n_bytes = 4 * q.numel() * q.element_size()  # Q, K, V read, O written, each once
             seconds = _seconds(lambda q=q, k=k, v=v: subject.forward(q, k, v, False), device)  # type: ignore[misc]
             rates[batch] = max(rates[batch], n_bytes / seconds)
 
-    for _ in range(ROUNDS):
-        once()
+    for _ in range(ROUNDS[subject.engine]):
+        measure(BATCHES)
     for _ in range(MORE_ROUNDS):
-        if _falls(rates):
-            once()
+        measure(_fallen(rates))
     figures = [Figure("copy", ceiling / _GB, " GB/s")]
     best = 0.0
     for batch, rate in rates.items():
@@ -64,30 +67,34 @@ def _growing_batch(bench: Bench, seed: int) -> Judged:
     return judge(tuple(figures))
 
 
-def _falls(rates: dict[int, float]) -> bool:
-    best = 0.0
-    for rate in rates.values():
-        if rate < SHARE_LEAST * best:
-            return True
-        best = max(best, rate)
-    return False
+def _fallen(rates: Mapping[int, float]) -> list[int]:
+    """Batches that are slower than a smaller one."""
+    return [
+        batch
+        for batch, rate in rates.items()
+        if rate < SHARE_LEAST * max((rates[b] for b in rates if b < batch), default=0.0)
+    ]
 
 
 def _copy_rate(subject: Subject, device: Device) -> float:
     """Bytes read and written per second by the device's own copy of more than its caches hold."""
     source = torch.ones(device.cache_bytes(), dtype=torch.uint8, device=subject.device)
     target = torch.zeros_like(source)
-    seconds = min(_seconds(lambda: target.copy_(source), device) for _ in range(ROUNDS))
+    seconds = min(_seconds(lambda: target.copy_(source), device) for _ in range(COPIES))
     return 2.0 * source.numel() / seconds
 
 
 def _seconds(work: Callable[[], object], device: Device) -> float:
-    """Of one piece of work; pieces follow each other until there is something to measure."""
-    work()
+    """Of one piece of work; short ones are queued, many at once, to be measured at all."""
+    once = _timed(work, 1, device)
+    n_more = min(int(POINT_S / max(once, 1e-6)), PIECES_MOST)
+    return min(once, _timed(work, n_more, device)) if n_more > 1 else once
+
+
+def _timed(work: Callable[[], object], n: int, device: Device) -> float:
     device.finish()
-    began, n = time.perf_counter(), 0
-    while n == 0 or (time.perf_counter() - began < POINT_S and n < 1000):
+    began = device.now_s()
+    for _ in range(n):
         work()
-        n += 1
-        device.finish()
-    return (time.perf_counter() - began) / n
+    device.finish()
+    return (device.now_s() - began) / n

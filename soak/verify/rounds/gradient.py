@@ -17,7 +17,7 @@ from soak.verify.cases import Bench, Case, Judged, judge
 from soak.verify.messages import Figure, Outcome
 
 N_SEEDS = 3
-LENGTHS = {"gpu": (512, 4096), "cpu": (512, 1024), "interpreter": (96, 160)}
+LENGTHS = {"gpu": (512, 4096), "cpu": (512, 1024), "interpreter": (65, 100)}
 HEADS = {"gpu": (8, 16), "cpu": (1, 4), "interpreter": (1, 2)}  # batch, heads
 OTHER_SCALE = 2.0
 

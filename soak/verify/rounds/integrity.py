@@ -17,7 +17,7 @@ from soak.verify.messages import Figure, Outcome
 from soak.verify.subject import Subject
 
 REPEATS = {"gpu": 200, "cpu": 8, "interpreter": 2}
-LENGTHS = {"gpu": (513, 4096), "cpu": (257, 768), "interpreter": (65, 140)}
+LENGTHS = {"gpu": (513, 4096), "cpu": (257, 768), "interpreter": (33, 70)}
 HEADS = {"gpu": (8, 16), "cpu": (1, 3), "interpreter": (1, 2)}  # batch, heads
 
 

@@ -11,7 +11,7 @@ from soak.verify.device import Device, device_of
 from soak.verify.messages import Figure, Outcome
 
 N_SHAPES = 24
-LONGEST = {"gpu": 4096, "cpu": 640}
+LONGEST = {"gpu": 4096, "cpu": 384}
 HEADS_MOST = {"gpu": 16, "cpu": 4}
 N_PASSES = 2
 KEPT_MOST = 16 << 20  # bytes; the runtime's own rounding, and what a library keeps for next time

@@ -15,7 +15,7 @@ from soak.verify.messages import Figure
 LARGEST = 65504.0  # of float16
 HEAD_DIM = 128
 SEQ_LEN = 2048
-SEQ_LEN_SMALL = 130  # a whole block, and a tail
+SEQ_LEN_SMALL = 65  # a whole block, and a tail
 LIMIT = 1e-3
 GRADIENTS = ("dq", "dk", "dv")
 
@@ -71,8 +71,9 @@ def cases(bench: Bench) -> Iterator[Case]:
 
 def _case(kind: str, causal: bool, bench: Bench, seed: int) -> Judged:
     subject = bench.subject
-    head_dim = HEAD_DIM if HEAD_DIM in subject.head_dims else subject.head_dims[0]
-    seq_len = SEQ_LEN_SMALL if subject.is_interpreted else SEQ_LEN
+    seq_len, head_dim = SEQ_LEN, HEAD_DIM
+    if subject.is_interpreted or HEAD_DIM not in subject.head_dims:
+        seq_len, head_dim = SEQ_LEN_SMALL if subject.is_interpreted else SEQ_LEN, subject.head_dims[0]
     drawn = draw_inputs(seed, batch=1, heads=1, seq_len=seq_len, head_dim=head_dim, dtype=subject.dtype)
     inputs = Inputs(*(x.to(subject.device) for x in KINDS[kind](drawn)))
     outputs = subject.attend(inputs, causal)
