@@ -75,7 +75,10 @@ class AmdSensor:
         self._pipe = pipe
         self._n_contradictions = 0
         self._throttled: tuple[int, int] | None = None  # residency counters at the last read
-        self._open(device, Hwmon(device))
+        self._device_id: str | None = None  # once it was told
+        self._device = device
+        self._hwmon = Hwmon(device)
+        self._ras = RasCounters(device)
         files, metrics = self._read_files(), self._metrics()
         self._from_metrics = frozenset(
             quantity
@@ -136,12 +139,9 @@ class AmdSensor:
     def read_ecc(self) -> Mapping[str, Reading] | None:
         return self._ras.read() or None
 
-    def _open(self, device: Path, hwmon: Hwmon) -> None:
-        self._device = device
-        self._hwmon = hwmon
-        self._links = pci.links_to_root(device)
-        self._is_vega20 = text_or_none(device / "device") in identity.VEGA20_IDS
-        self._ras = RasCounters(device)
+    def _is_vega20(self) -> bool:
+        self._device_id = self._device_id or text_or_none(self._device / "device")
+        return self._device_id in identity.VEGA20_IDS
 
     def _look_again(self, readings: dict[Quantity, Reading]) -> dict[Quantity, Reading]:
         """No utilisation: is the card gone, or has it only been numbered anew? Raises CardGone.
@@ -158,13 +158,15 @@ class AmdSensor:
             raise CardGone("gone from the amdgpu driver")
         if folder == self._device and is_folder(folder):
             return readings
-        self._open(folder, Hwmon(folder, self._hwmon.had))
+        self._device = folder
+        self._hwmon = Hwmon(folder, self._hwmon.had)
+        self._ras.move_to(folder)
         return self._read_files()
 
     def _read_files(self) -> dict[Quantity, Reading]:
         device = self._device
         total = read_quantity(device / "mem_info_vram_total", Q.MEMORY_TOTAL_BYTES)
-        by_hwmon = self._hwmon.read()
+        by_hwmon, links = self._hwmon.read(), pci.links_to_root(device)
         readings = {
             Q.UTILISATION_PCT: read_quantity(device / "gpu_busy_percent", Q.UTILISATION_PCT),
             Q.MEMORY_BUSY_PCT: read_quantity(device / "mem_busy_percent", Q.MEMORY_BUSY_PCT),
@@ -174,8 +176,8 @@ class AmdSensor:
             Q.MEMORY_VISIBLE_USED_BYTES: read_quantity(
                 device / "mem_info_vis_vram_used", Q.MEMORY_VISIBLE_USED_BYTES
             ),
-            Q.PCIE_WIDTH: pci.link_width(self._links),
-            Q.PCIE_SPEED_GTS: pci.link_speed(self._links),
+            Q.PCIE_WIDTH: pci.link_width(links),
+            Q.PCIE_SPEED_GTS: pci.link_speed(links),
             Q.PCIE_REPLAYS: read_quantity(device / "pcie_replay_count", Q.PCIE_REPLAYS),
         }
         levels = {q: _level(device / name, q) for q, name in _LEVELS.items() if q not in by_hwmon}
@@ -201,7 +203,7 @@ class AmdSensor:
         """Whether the card slows itself, for heat and for power."""
         if isinstance(metrics, Reading):
             return {Q.THERMAL_THROTTLE: metrics, Q.POWER_THROTTLE: metrics}
-        flags = gpu_metrics.throttled(metrics, is_vega20=self._is_vega20)
+        flags = gpu_metrics.throttled(metrics, is_vega20=self._is_vega20())
         if metrics.residency is not None:
             last, self._throttled = self._throttled or metrics.residency, metrics.residency
             flags = metrics.residency[0] > last[0], metrics.residency[1] > last[1]
@@ -241,8 +243,9 @@ class AmdSensor:
             crit, emergency = self._hwmon.limit(quantity, "crit"), self._hwmon.limit(quantity, "emergency")
             if crit is not None and emergency is not None:
                 notes.append(f"{quantity}: critical at {crit:g}, emergency at {emergency:g}")
-        if len(self._links) > 1:
-            notes.append(f"PCIe link is the narrowest of {len(self._links)} up to the root")
+        n_links = len(pci.links_to_root(self._device))
+        if n_links > 1:
+            notes.append(f"PCIe link is the narrowest of {n_links} up to the root")
         return (*notes, *self._ras.notes())
 
 

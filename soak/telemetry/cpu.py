@@ -15,7 +15,7 @@ from pathlib import Path
 
 from soak.core.records import Device, Quantity, Reading, ReadingStatus
 from soak.telemetry.cgroup import cpu_quota, memory_limits
-from soak.telemetry.plausible import judged
+from soak.telemetry.plausible import is_name, judged
 from soak.telemetry.sensors import Sensor
 from soak.telemetry.sysfs import (
     absence,
@@ -88,7 +88,7 @@ class CpuSensor:
         return Device(
             gpu=GPU,
             vendor="cpu",
-            model=_cpuinfo(self._root).get("model name") or _cpuinfo(self._root).get("hardware"),
+            model=self._model(),
             arch=platform.machine(),
             driver=name_in(self._root / "proc/sys/kernel/osrelease"),
             memory_total_bytes=None if total.value is None else int(total.value),
@@ -99,6 +99,11 @@ class CpuSensor:
             ecc_baseline=ecc or {},
             notes=self._notes(),
         )
+
+    def _model(self) -> str | None:
+        told = _cpuinfo(self._root)
+        names = (told.get("model name", ""), told.get("hardware", ""))
+        return next(filter(is_name, names), None)
 
     def read(self) -> Mapping[Quantity, Reading]:
         total, free = self._memory()

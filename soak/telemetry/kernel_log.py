@@ -16,6 +16,7 @@ from pathlib import Path
 
 from soak.core.ports import Happening
 from soak.telemetry.journal import lines_of
+from soak.telemetry.plausible import printable
 from soak.telemetry.sysfs import errno_name
 
 RECORD_MAX = 64 * 1024  # bytes; a read of /dev/kmsg gives one record and refuses a buffer that is too small
@@ -117,10 +118,11 @@ def classified(text: str, gpus: Collection[str]) -> tuple[str | None, Pattern] |
 
 
 def message_of(record: str) -> str:
-    """The text of a record of /dev/kmsg (`priority,sequence,time,flags;text`) without its dictionary."""
+    """The text of a record of /dev/kmsg (`priority,sequence,time,flags;text`) without its dictionary. It may
+    quote a program's name, which may hold anything."""
     head, separator, text = record.partition(";")
     line = text.partition("\n")[0] if separator and re.match(r"\d+,\d+,\d+,", head) else record
-    return line.strip()
+    return printable(line.strip())
 
 
 class KernelLog:

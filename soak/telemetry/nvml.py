@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from soak.core.records import Reading
+from soak.telemetry.plausible import is_name
 from soak.telemetry.sensors import CardGone
 from soak.telemetry.sysfs import says_nothing
 
@@ -55,4 +56,4 @@ class Session:
         """A fact in words; None where there is none, or where NVML writes that there is none."""
         told = self.fact(question)
         text = told.decode("utf-8", "replace") if isinstance(told, bytes) else told
-        return text if text and not says_nothing(text) else None
+        return text if text and is_name(text) and not says_nothing(text) else None

@@ -56,6 +56,16 @@ def counted(value: int, raw: str = "") -> Reading:
     return Reading.unreadable(f"impossible count {shown(raw) if raw else value}")
 
 
+def is_name(text: str) -> bool:
+    """Whether a text may be shown as a name: printable and decoded (a worn EEPROM gives other bytes)."""
+    return bool(text) and text.isprintable() and "\ufffd" not in text
+
+
+def printable(text: str) -> str:
+    """Words of others for a terminal: what would steer it, or end the line, is a question mark."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
 def shown(text: str, limit: int = 60) -> str:
     """A sensor's own words, short and printable."""
     return repr(text if len(text) <= limit else text[:limit] + "…")

@@ -21,10 +21,14 @@ class RasCounters:
     """
 
     def __init__(self, device: Path) -> None:
-        self._device = device
-        self._folder = device / "ras"
+        self.move_to(device)
         self._kinds: dict[str, tuple[str, ...]] = {}
         self._last: dict[str, float] = {}
+
+    def move_to(self, device: Path) -> None:
+        """The same card has another folder from now on."""
+        self._device = device
+        self._folder = device / "ras"
 
     def absence(self, root: Path) -> Reading | None:
         """Why there are no counters; None where there are some."""

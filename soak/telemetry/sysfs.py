@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from soak.core.records import Quantity, Reading
-from soak.telemetry.plausible import counted, judged, shown
+from soak.telemetry.plausible import counted, is_name, judged, shown
 
 PAGE = 4096  # no attribute of sysfs is longer
 _NOTHING = re.compile(
@@ -82,9 +82,7 @@ def text_or_none(path: Path, limit: int = PAGE) -> str | None:
 def name_in(path: Path) -> str | None:
     """A name to show; None where the file holds none, or bytes that are none (a worn EEPROM gives such)."""
     text = text_or_none(path, 128)
-    if text is None or says_nothing(text):
-        return None
-    return text if text.isprintable() and "\ufffd" not in text else None
+    return text if text is not None and is_name(text) and not says_nothing(text) else None
 
 
 def says_nothing(text: str) -> bool:

@@ -19,6 +19,7 @@ import msgspec
 from soak.core.errors import CannotRun
 from soak.core.ports import Clock, Happening
 from soak.core.records import Device, Poll
+from soak.telemetry.plausible import printable
 from soak.telemetry.wire import (
     LINE_MAX,
     Detect,
@@ -341,7 +342,7 @@ class Sampler:
         stderr = bytes(stderr_tail) + rest
         ended = f"died by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         last_words = stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        return f"the sampler {ended}" + "".join(f": {line}" for line in last_words)
+        return f"the sampler {ended}" + "".join(f": {printable(line)}" for line in last_words)
 
 
 def _signal_name(number: int) -> str:

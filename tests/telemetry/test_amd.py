@@ -378,6 +378,24 @@ def test_a_card_that_its_driver_let_go_of_is_gone_though_its_folder_stays(mi50):
         subject.read()
 
 
+def test_what_was_away_for_a_moment_is_not_taken_for_absent(mi50):
+    """A card that is opened, or looked for again, while its folder is only half there."""
+    expected, subject = sensor(mi50).read(), sensor(mi50)
+    before = subject.read_ecc()
+    hidden = {name: (device(mi50) / name).read_text() for name in ("device", "gpu_busy_percent")}
+    (device(mi50) / "device").unlink()
+    opened_meanwhile = sensor(mi50)
+    assert opened_meanwhile.read()[Quantity.THERMAL_THROTTLE].status is ReadingStatus.UNSUPPORTED
+    (device(mi50) / "gpu_busy_percent").unlink()
+    assert subject.read()[UTILISATION].value is None
+    (device(mi50) / "ras/umc_err_count").unlink()
+    for name, text in hidden.items():
+        (device(mi50) / name).write_text(text)
+    for each in (subject, opened_meanwhile):
+        assert each.read() == expected
+    assert subject.read_ecc().keys() == before.keys()
+
+
 def test_hwmon_numbered_anew_is_found_again(mi50):
     subject = sensor(mi50)
     (device(mi50) / "hwmon/hwmon3").rename(device(mi50) / "hwmon/hwmon11")

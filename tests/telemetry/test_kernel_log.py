@@ -126,6 +126,11 @@ def test_records_of_kmsg():
     assert message_of("[Sat Jan  7] plain; with a semicolon") == "[Sat Jan  7] plain; with a semicolon"
 
 
+def test_what_would_steer_a_terminal_is_not_passed_on():
+    assert message_of("process \x1b[2J\x07 pid 7") == "process ?[2J? pid 7"
+    assert message_of(f"3,1,2,-;amdgpu {MI50}: ring gfx\x1b timeout") == f"amdgpu {MI50}: ring gfx? timeout"
+
+
 def test_a_storm_is_a_few_lines_with_what_was_kept_back(tmp_path):
     told: list[Happening] = []
     now = [0]

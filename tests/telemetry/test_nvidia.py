@@ -500,6 +500,12 @@ def test_a_limit_that_is_none_is_not_told(threshold):
     assert not any("shuts" in note for note in told.notes)
 
 
+@pytest.mark.parametrize("name", [b"\xffNVIDIA", "NVIDIA \x1b[2J", "", "N/A", b"[N/A]", "two\nlines"])
+def test_a_name_that_is_none_is_not_told(name):
+    told = backend(Card(A, Name=name, VbiosVersion=name)).open(A).describe()
+    assert (told.model, told.vbios) == (None, None)
+
+
 MISSING = Raises(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
