@@ -300,21 +300,58 @@ def _torch_flash(
 ) -> tuple[float, float, dict[str, torch.Tensor]] | None:
     """Milliseconds forward and backward, and the results, of torch's flash backend; None where torch has none
     here."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     try:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            run = torch.nn.functional.scaled_dot_product_attention
-            o = run(q, k, v, is_causal=causal)
-            forward_ms = _milliseconds(lambda: run(q, k, v, is_causal=causal))
-            backward_ms = _milliseconds(lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True))
-            dq, dk, dv = torch.autograd.grad(o, (q, k, v), do)
+        return peer("flash", q, k, v, do, causal)
     except RuntimeError as error:
         print(f"torch's flash backend: {str(error).splitlines()[0]}", flush=True)
         return None
+
+
+def peer(
+    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, causal: bool
+) -> tuple[float, float, dict[str, torch.Tensor]]:
+    """Milliseconds forward and backward, and the results, of the framework's own attention: "flash", "cudnn"
+    or "flex". Raises RuntimeError, and what its compiler raises, where it does not run here."""
+    import torch
+
+    run = _flex(q.shape[2], causal) if name == "flex" else _scaled_dot_product(name, causal)
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    o = run(q, k, v)
+    forward_ms = _milliseconds(lambda: run(q, k, v))
+    backward_ms = _milliseconds(lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True))
+    dq, dk, dv = torch.autograd.grad(o, (q, k, v), do)
     return forward_ms, backward_ms, {"o": o, "dq": dq, "dk": dk, "dv": dv}
+
+
+def _scaled_dot_product(name: str, causal: bool) -> Callable[..., torch.Tensor]:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backend = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[name]
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return run
+
+
+def _flex(seq_len: int, causal: bool) -> Callable[..., torch.Tensor]:
+    """FlexAttention, compiled for this shape: seconds."""
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def visible(_b: Any, _h: Any, row: Any, key: Any) -> Any:
+        return row >= key
+
+    mask = create_block_mask(visible, None, None, seq_len, seq_len, device="cuda") if causal else None
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        o: torch.Tensor = compiled(q, k, v, block_mask=mask)
+        return o
+
+    return run
 
 
 def _tune(arch: str, seq_lens: Sequence[int]) -> list[dict[str, Any]]:
