@@ -72,10 +72,13 @@ class Choice:
     refused: tuple[tuple[str, str], ...] = ()
     unproven: bool = False
 
+    @property
+    def why(self) -> str:
+        """The reason and the refusals in one line: `…; not mi50, since …`."""
+        return self.reason + "".join(f"; not {name}, since {why}" for name, why in self.refused)
+
     def __str__(self) -> str:
-        """One line for a record: `mi50_portable: …; not mi50, since …`."""
-        rest = "".join(f"; not {name}, since {why}" for name, why in self.refused)
-        return f"{self.kernel}: {self.reason}{rest}"
+        return f"{self.kernel}: {self.why}"
 
 
 @dataclass(frozen=True)

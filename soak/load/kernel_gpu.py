@@ -71,7 +71,7 @@ class TritonKernel:
         except ValueError as error:
             raise LoadError("compile_error", f"no kernel for this load: {error}") from error
         self.name = choice.kernel
-        self.reason = f"{choice} ({'; '.join(reasons)})"
+        self.reason = f"{choice.why} ({'; '.join(reasons)})"
 
     def variants(self, seq_lens: Sequence[int]) -> list[tuple[int, bool]]:
         """seq_len itself is no constant of the machine code: only the configuration and the mask are."""
