@@ -10,6 +10,7 @@ from soak.core.slots import required_quantities
 from soak.doctor.facts import CardLook, Facts
 from soak.doctor.line import Level, Line
 from soak.load.memory import bytes_needed
+from soak.telemetry.ras import ASLEEP
 
 _GIB = 1 << 30
 _FAKE = "carries Radeon VII firmware"
@@ -77,6 +78,10 @@ def ecc(facts: Facts) -> Iterator[Line]:
         match device.ecc.status:
             case ReadingStatus.OK:
                 yield Line("ecc", Level.OK, _baseline(device), gpu=device.gpu)
+            case ReadingStatus.UNREADABLE if device.ecc.reason.startswith(ASLEEP):
+                says = f"the error counters cannot be read now ({device.ecc.reason})"
+                remedy = "A run wakes it; `on` in its power/control keeps it awake."
+                yield Line("ecc", Level.WARN, says, remedy, device.gpu)
             case ReadingStatus.UNREADABLE:
                 level = Level.FAIL if required else Level.WARN
                 says = f"the error counters cannot be read ({device.ecc.reason})"

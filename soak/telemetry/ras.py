@@ -11,6 +11,7 @@ from soak.telemetry.sysfs import absence, entries, name_in, number_of, text_or_n
 
 KINDS = {"ue": "uncorrected", "ce": "corrected", "de": "deferred"}
 REQUIRED = ("ue", "ce")  # deferred errors are counted by newer drivers, for memory only
+ASLEEP = "the card is asleep"  # asking would wake it, or give counts that are none
 RISE_MAX = 500_000  # between two reads; a card read while suspended adds 0xffff per memory channel
 
 
@@ -54,7 +55,7 @@ class RasCounters:
         }
         for block in sorted(present.keys() | self._kinds.keys()):
             path = present.get(block, self._folder / f"{block}_err_count")
-            counts = Reading.unreadable(f"the card is {shown(state or '')}") if asleep else parsed(path)
+            counts = Reading.unreadable(f"{ASLEEP}: {shown(state or '')}") if asleep else parsed(path)
             if isinstance(counts, Reading):
                 for kind in self._kinds.get(block, REQUIRED):
                     found[f"ras/{block}/{KINDS[kind]}"] = Reading.unreadable(counts.reason)

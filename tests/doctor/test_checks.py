@@ -12,6 +12,7 @@ from soak.core.records import Device, Quantity, Reading
 from soak.doctor.checks import CHECKS, judged
 from soak.doctor.facts import NO_CARD, CardLook, Facts, Holder, Intent, Pairing, Stack, Told
 from soak.doctor.line import Level, Line, exit_code
+from soak.telemetry.ras import ASLEEP
 
 GPU, OTHER = "0000:33:00.0", "0000:43:00.0"
 Q = Quantity
@@ -167,6 +168,12 @@ def test_one_thing_that_is_not_well(name: str):
     assert line.gpu == GPU or line.gpu is None
     table = {check.name: check.remedy for check in CHECKS}
     assert line.remedy or table[line.check] == ""
+
+
+def test_a_card_that_sleeps_is_woken_by_a_run():
+    line = only(healthy(an_mi50(ecc=Reading.unreadable(f"{ASLEEP}: 'suspended'"))), "ecc")
+    assert line.level is Level.WARN
+    assert "A run wakes it" in line.remedy
 
 
 def test_an_absent_ecc_may_be_waived_or_accepted():

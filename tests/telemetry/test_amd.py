@@ -485,7 +485,7 @@ def test_no_ecc_is_unsupported_with_the_reason_found(mi50, prepare, reason):
 def test_a_suspended_card_is_not_asked_for_its_errors(mi50):
     (device(mi50) / "power/runtime_status").write_text("suspended\n")
     for reading in sensor(mi50).read_ecc().values():
-        assert reading == Reading.unreadable("the card is 'suspended'")
+        assert reading == Reading.unreadable("the card is asleep: 'suspended'")
 
 
 def test_counts_of_a_suspended_card_are_rejected_by_their_rise(mi50):
