@@ -1,21 +1,39 @@
-"""`soak db`: migrations by hand."""
+"""`soak db`: migrations by hand, copies, retention."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
+from soak.cli.arguments import Explained
 from soak.cli.options import common, given
-from soak.cli.say import say
-from soak.config import parse_common
-from soak.store.db import Database
+from soak.cli.say import is_terminal, say, say_error
+from soak.clock import SystemClock
+from soak.config import Common, parse_common
+from soak.config.readers import Refused
+from soak.config.readers import database as read_database
+from soak.core.errors import EXIT_INCONCLUSIVE, EXIT_PASS, ConfigError
+from soak.report.wording import utc, when_short
+from soak.store.copy import copy_runs
+from soak.store.db import Database, sqlite_url
+from soak.store.folder import prepare_folder
+from soak.store.host import host_id, this_process
+from soak.store.keys import RunSummary
+from soak.store.lease import Lease
+from soak.store.prune import Keep, held, last_at_work_utc_ms, old_runs, remove, vacuum
+from soak.store.sqlite import network_file_system
+
+_WHERE = "sqlite:///, postgresql:// or a SQLite file."
 
 
 @click.group()
 def db() -> None:
-    """The database: upgrade and current version. `soak run` upgrades by itself, `soak report` never."""
+    """The database: its version, copies of it, and what is kept in it."""
 
 
 @db.command()
@@ -37,6 +55,90 @@ def current(**flags: Any) -> None:
     settings = parse_common(given(flags), os.environ)
     with Database.open(settings.database, readonly=True) as database:
         say(f"{database.where}: {_words(database)}")
+
+
+@db.command("copy")
+@click.argument("source", metavar="SRC", cls=Explained, help=f"The database to read: {_WHERE}")
+@click.argument("target", metavar="DST", cls=Explained, help=f"Where its runs go: {_WHERE}")
+@common
+def copy_(source: str, target: str, **flags: Any) -> int:
+    """Copy every run of one database into another, all rows or none.
+
+    Refused where the other one holds a run of the same id. Leases are not copied.
+    """
+    parse_common(given(flags), os.environ)
+    with (
+        Database.open(_url("SRC", source), readonly=True) as origin,
+        Database.open(_url("DST", target)) as copy,
+    ):
+        copied = copy_runs(origin, copy)
+        n_rows = sum(copied.rows.values())
+        say(f"{len(copied.run_ids)} runs, {n_rows} rows, from {origin.where} to {copy.where}")
+    return EXIT_PASS
+
+
+@db.command()
+@click.option("--keep", required=True, metavar="TEXT", help="20: the newest 20 runs; 30d: those of 30 days.")
+@click.option("--yes", is_flag=True, help="Remove the others without asking.")
+@common
+def prune(keep: str, yes: bool, **flags: Any) -> int:
+    """Remove old runs with all their rows, after saying which.
+
+    A run counts by the end of its last attempt. One that a daemon holds is never removed.
+    """
+    try:
+        wanted = Keep.parse(keep)
+    except ValueError as error:
+        raise ConfigError(f"--keep {keep!r} is neither runs nor days; write it like 20 or 30d.") from error
+    settings = parse_common(given(flags), os.environ)
+    with Database.open(settings.database, readonly=True) as reader:
+        reader.check_current()
+        old = old_runs(reader.runs(), wanted, SystemClock().utc_ms())
+    if not old:
+        say("Nothing is older than what is kept.")
+        return EXIT_PASS
+    with Database.open(settings.database) as database:
+        return _prune(database, _lease(database, settings), old, yes)
+
+
+def _prune(database: Database, lease: Lease, old: Sequence[RunSummary], yes: bool) -> int:
+    doomed = []
+    for run in old:
+        with held(lease, run.info.run_id) as is_ours:
+            doomed += [run.info.run_id] if is_ours else []
+        says = "goes" if is_ours else "stays: a daemon holds it"
+        at_work = when_short(utc(last_at_work_utc_ms(run)))
+        say(f"{run.info.run_id}  last at work {at_work} UTC, {run.n_attempts} attempts  {says}")
+    if not doomed:
+        return EXIT_PASS
+    if not yes and not is_terminal(sys.stdin):
+        raise ConfigError(f"{len(doomed)} runs would be removed from {database.where}; --yes removes them.")
+    if not yes and not click.confirm(f"Remove {len(doomed)} runs from {database.where}?"):
+        say("Nothing was removed.")
+        return EXIT_INCONCLUSIVE
+    removed, n_rows = remove(database, lease, doomed)
+    say(f"{len(removed)} runs, {n_rows} rows removed from {database.where}")
+    kept_room = vacuum(database)
+    if kept_room:
+        say_error(f"The file keeps its size ({kept_room}); prune again when nothing else uses it.")
+    return EXIT_PASS
+
+
+def _lease(database: Database, settings: Common) -> Lease:
+    folder = prepare_folder(settings.data_dir)
+    shared = network_file_system(folder) is not None
+    holder = this_process(host_id(folder))
+    return Lease(database, holder, SystemClock(), folder=folder, folder_is_shared=shared)
+
+
+def _url(what: str, text: str) -> str:
+    """A URL as it is, a path as that of a SQLite file."""
+    if "://" not in text:
+        return sqlite_url(Path(text).absolute())
+    try:
+        return read_database(text)
+    except Refused as refused:
+        raise ConfigError(f"{what}: {refused}.") from refused
 
 
 def _words(database: Database) -> str:

@@ -13,9 +13,10 @@ from soak.verify.session import Verified
 from soak.verify.show import as_counts, as_heading, as_json, as_junit, as_line
 
 ABOUT = About("0000:33:00.0", "mi50", "written for gfx906", "float16", {"torch": "2.13.0"})
+NAN = Figure("dq L2", float("nan"), limit=2e-3)
 RESULTS = (
     Result("numerics", "largest-full", Outcome.OK, "", (Figure("o L2", 2e-4, limit=1e-3),), 1.0),
-    Result("gradient", "seed-1-full", Outcome.FAIL, "dq differs", (Figure("dq L2", float("nan"), limit=2e-3),), 2.0),
+    Result("gradient", "seed-1-full", Outcome.FAIL, "dq differs", (NAN,), 2.0),
     Result("memory", "many-shapes", Outcome.SKIP, "the memory of an interpreter is Python's", (), 0.0),
     Result("integrity", "flip-o", Outcome.ERROR, "died by signal 9", (), 0.0),
 )  # fmt: skip
