@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from soak.doctor.capture_files import FileCopies
 from soak.doctor.captured import Captured
 from soak.doctor.pseudonyms import Pseudonyms
 from soak.doctor.replay import EXPECTED, LOG, ROOT, made_of, opened
+from soak.telemetry.journal import lines_of, past_command
 from soak.telemetry.nvidia import NvidiaBackend, library
 from soak.telemetry.nvml_record import ANSWERS, Recorder
 from soak.telemetry.sensors import Unavailable
@@ -72,7 +73,7 @@ def capture(vendor: str, root: Path, folder: Path) -> Captured:
         if nvml is not None:
             _sample(backend)
             (machine / ROOT / ANSWERS).write_text(json.dumps(nvml.answers, indent=1) + "\n")
-        lines, no_log = _kernel_log(root / "dev/kmsg", pseudonyms)
+        lines, no_log = _kernel_log(root / "dev/kmsg", past_command(root), pseudonyms)
         if lines:
             (machine / LOG).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         made = made_of(machine)
@@ -128,23 +129,31 @@ def _differing(live: dict[str, dict[str, str]], made: dict[str, Any]) -> Iterato
                 yield f"{gpu} {quantity}: {replayed}"
 
 
-def _kernel_log(path: Path, pseudonyms: Pseudonyms) -> tuple[list[str], str]:
-    """Its lines so far about cards, machine checks and the PCI bus; why there are none."""
+def _kernel_log(path: Path, journal: Sequence[str], pseudonyms: Pseudonyms) -> tuple[list[str], str]:
+    """Its lines so far about cards, machine checks and the PCI bus; why there are none. Read of `path`, else
+    of what the command `journal` prints."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        said = list(_records(path))
     except OSError as error:
-        return [], f"the kernel log could not be read ({errno_name(error)})"
+        if not journal:
+            return [], f"the kernel log could not be read ({errno_name(error)})"
+        said = list(lines_of(journal))
     names = [os.uname().nodename, text_or_none(Path("/etc/machine-id")) or ""]
     pseudonyms.learn(names)
-    try:
-        kept = [line for line in _records(descriptor) if _KEPT.search(line)]
-    finally:
-        os.close(descriptor)
+    kept = [line for line in said if _KEPT.search(line)]
     return [pseudonyms.hide_in_log(line) for line in kept[-LOG_LINES_MAX:]], ""
 
 
-def _records(descriptor: int) -> Iterator[str]:
-    """First lines of records, up to now."""
+def _records(path: Path) -> Iterator[str]:
+    """First lines of records, up to now. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield from _lines_up_to_now(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lines_up_to_now(descriptor: int) -> Iterator[str]:
     n_bytes, rest = 0, ""
     while n_bytes < _LOG_BYTES_MAX:
         try:

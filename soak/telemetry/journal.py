@@ -14,16 +14,29 @@ from pathlib import Path
 
 from soak.telemetry.sysfs import entries
 
+PAST_LINES_MAX = 20_000
 _FOLDERS = ("var/log/journal", "run/log/journal")  # kept over reboots, or not
 
 
-def follow_command(root: Path, which: Callable[[str], str | None] = shutil.which) -> Sequence[str]:
+Which = Callable[[str], str | None]
+
+
+def follow_command(root: Path, which: Which = shutil.which) -> Sequence[str]:
     """What prints the kernel's messages from now on, a line each; empty where this user would see none."""
+    return _printing(root, which, "--follow", "--lines=0")
+
+
+def past_command(root: Path, which: Which = shutil.which) -> Sequence[str]:
+    """What prints the kernel's last messages and ends; empty where this user would see none."""
+    return _printing(root, which, f"--lines={PAST_LINES_MAX}")
+
+
+def _printing(root: Path, which: Which, *what: str) -> Sequence[str]:
     program = which("journalctl")
     files = [file for folder in _FOLDERS for file in entries(root / folder, "*/system.journal")]
     if program is None or not any(os.access(file, os.R_OK, effective_ids=True) for file in files):
         return ()
-    return (program, "--dmesg", "--follow", "--lines=0", "--output=cat", "--no-pager", "--quiet")
+    return (program, "--dmesg", *what, "--output=cat", "--no-pager", "--quiet")
 
 
 def lines_of(command: Sequence[str]) -> Iterator[str]:

@@ -14,7 +14,7 @@ import pytest
 
 from soak.core.errors import CannotRun
 from soak.core.records import Device
-from soak.doctor.capture import capture, folder_name
+from soak.doctor.capture import _kernel_log, capture, folder_name
 from soak.doctor.pseudonyms import Pseudonyms
 from soak.doctor.replay import EXPECTED, LOG, ROOT, made_of
 from soak.telemetry.sensors import Unavailable
@@ -127,6 +127,15 @@ def test_an_h200_s_answers_are_recorded_again(tmp_path: Path):
             "uuid": card["device"]["uuid"],
         }
         assert card["counters"] == original[gpu]["counters"]
+
+
+def test_where_the_log_is_closed_its_lines_are_the_journal_s():
+    said = f"echo 'usb 1-1: nothing'; echo 'amdgpu {GPU}: amdgpu: GPU reset begin!'"
+    lines, no_log = _kernel_log(Path("/no/such/kmsg"), ["bash", "-c", said], Pseudonyms())
+    assert (lines, no_log) == ([f"amdgpu {GPU}: amdgpu: GPU reset begin!"], "")
+    assert (
+        _kernel_log(Path("/no/such/kmsg"), (), Pseudonyms())[1] == "the kernel log could not be read (ENOENT)"
+    )
 
 
 def test_this_machine(tmp_path: Path):
