@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "report": "soak.cli.report:report",
     "runs": "soak.cli.report:runs",
     "simulate": "soak.cli.simulate:simulate",
+    "watch": "soak.cli.watch:watch",
     "doctor": "soak.cli.doctor:doctor",
     "verify": "soak.cli.verify:command",
     "kernels": "soak.cli.kernels:kernels",
