@@ -49,7 +49,7 @@ _ALL = (
         _V2, no_load="its scratch grows with the number of parts, which the card decides",
     ),
     Member(
-        "mi50", "Gluon for gfx906: LDS layouts of its own choosing", "its own", triton=(3, 8), **_OF_GFX906
+        "mi50", "Gluon for gfx906: LDS layouts of its own choosing", "its own", triton=(3, 9), **_OF_GFX906
     ),
     Member(
         "mi50_portable", "plain Triton for gfx906: right operands transposed beforehand", "its own",

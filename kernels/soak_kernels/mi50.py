@@ -1,14 +1,17 @@
-"""Attention for gfx906 (MI50) in Gluon, forward and backward, with the LDS layouts of its own choosing.
+"""Attention for gfx906 (MI50) in Gluon (Triton 3.9), forward and backward, with LDS layouts of its own.
 
 gfx906 has no matrix unit: a product is v_dot2_f32_f16 on registers, fed from LDS, and what decides is how few
-other instructions there are and how few clocks the LDS takes.
+other instructions there are and how few clocks the LDS takes. The registers hold one wave a SIMD, so nothing
+but the order of instructions hides a latency.
 
-* A thread multiplies a 4 x 4 piece of the scores and a 4 x 8 piece of the output from LDS reads of 16 bytes.
-* Every LDS buffer is laid out so that such a read has no bank conflict: swizzled (or padded) by the rows that
-  a thread takes together. The operand right of a product over rows (V in P V) is transposed in registers on
-  its way into LDS, so nothing is transposed in memory beforehand.
+* A thread multiplies pieces of 4 x 4 or 4 x 8 of scores and output, from LDS reads of 16 bytes.
+* Every LDS buffer is swizzled by the rows that a thread takes together, so that such a read has no bank
+  conflict. The operand right of a product over rows (V in P V) is transposed in registers on its way into
+  LDS, so nothing is transposed in memory beforehand.
 * Operands are read from LDS one chunk ahead of the products (`sched_barrier` keeps the compiler from undoing
-  it), tiles from memory one tile ahead.
+  it).
+* Before each barrier gfx906 waits for every load that is under way. So a load is issued behind a barrier
+  (`gl.barrier()` says where), and a product or the softmax comes before the next one.
 * No masks in the main loop: the last tile begins at S - BLOCK and the columns that were done before are
   masked; so every load is inside its tensor (buffer instructions on gfx906 are bounded at 2 GB, not at the
   tensor).
@@ -28,10 +31,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna3 import buffer_load
-from triton.experimental.gluon.language.amd.hint import sched_barrier
+
+try:
+    from triton.experimental.gluon.language.amd.hint import sched_barrier
+except ImportError as error:
+    raise ImportError(
+        f"mi50 needs Triton 3.9 or newer, this is {triton.__version__}; take mi50_portable"
+    ) from error
 
 from soak_kernels import mi50_frame
 from soak_kernels.launch import Call, Launch, Options, on_card
@@ -86,19 +96,17 @@ def _visible(
 
 @gluon.jit
 def _forward_tile(
-    s_q, s_k, s_p, s_v, b_k, b_v, n, b_max, b_sum, b_acc, p_k, p_v, o_k, o_v, o_row, last, seq_k, diagonal,
+    s_q, s_k, s_p, s_v, b_k, n, b_max, b_sum, b_acc, p_k, p_v, o_k, o_v, o_row, last, seq_k, diagonal,
     scale_log2,
     HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, CHUNK: gl.constexpr,
     LANES: gl.constexpr, L_S: gl.constexpr, L_O: gl.constexpr, CAUSAL: gl.constexpr, EDGE: gl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N keys, already in b_k and b_v, into the running softmax; the next ones into b_k and b_v."""
-    s_v.store(b_v)
+    """BLOCK_N keys, already in b_k, into the running softmax; the next ones into b_k. V is on its way while
+    the softmax is computed, the next K while P V is: never both, since they would fill the registers."""
     s_k.store(b_k)
-    o_next = gl.minimum(n + BLOCK_N, last) * HEAD_DIM
-    b_k = buffer_load(p_k + o_next, o_k)
-    b_v = buffer_load(p_v + o_next, o_v)
     b_s = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, L_S)
-    b_s = _multiply(s_q, s_k.permute([1, 0]), b_s, HEAD_DIM, CHUNK, L_S, True)
+    b_s = _multiply(s_q, s_k.permute([1, 0]), b_s, HEAD_DIM, CHUNK, L_S, not EDGE)
+    b_v = buffer_load(p_v + gl.minimum(n, last) * HEAD_DIM, o_v)
     if EDGE:
         b_s = gl.where(_visible(n, last, seq_k, o_row, diagonal, BLOCK_N, L_S, CAUSAL), b_s, float("-inf"))
     b_max_new = gl.maximum(b_max, gl.max(b_s, 1))
@@ -110,10 +118,13 @@ def _forward_tile(
     # A thread's own columns only: what lanes have in part is added up once, after the loops.
     b_decay_sum = gl.convert_layout(b_decay, gl.SliceLayout(1, b_sum.type.layout), assert_trivial=True)
     b_sum = b_sum * b_decay_sum[:, None] + gl.sum(gl.reshape(b_p, [BLOCK_M, LANES, BLOCK_N // LANES]), 2)
+    s_v.store(b_v)
     s_p.store(b_p.to(gl.float16))
+    gl.barrier()
+    b_k = buffer_load(p_k + gl.minimum(n + BLOCK_N, last) * HEAD_DIM, o_k)
     b_decay_o = gl.convert_layout(b_decay, gl.SliceLayout(1, L_O), assert_trivial=True)
-    b_acc = _multiply(s_p, s_v, b_acc * b_decay_o[:, None], BLOCK_N, CHUNK, L_O, True)
-    return b_k, b_v, b_max_new, b_sum, b_acc
+    b_acc = _multiply(s_p, s_v, b_acc * b_decay_o[:, None], BLOCK_N, CHUNK, L_O, not EDGE)
+    return b_k, b_max_new, b_sum, b_acc
 
 
 @gluon.jit(do_not_specialize=["seq_q", "seq_k", "group"])
@@ -121,7 +132,8 @@ def _forward_kernel(
     p_q, p_k, p_v, p_o, p_lse, scale_log2, seq_q, seq_k, group,
     HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, CHUNK: gl.constexpr,
     LANES: gl.constexpr, L_S: gl.constexpr, L_O: gl.constexpr, L_ROWS: gl.constexpr, L_TURN: gl.constexpr,
-    S_Q: gl.constexpr, S_K: gl.constexpr, S_P: gl.constexpr, S_V: gl.constexpr, CAUSAL: gl.constexpr,
+    S_Q: gl.constexpr, S_K: gl.constexpr, S_P: gl.constexpr, S_V: gl.constexpr, ONE_BUFFER: gl.constexpr,
+    CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """BLOCK_M rows of O and LSE of one head. Grid: (row blocks * B * H,)."""
     n_blocks = gl.cdiv(seq_q, BLOCK_M)
@@ -143,7 +155,10 @@ def _forward_kernel(
     s_q.store(buffer_load(p_q, o_line[:, None] * HEAD_DIM + o_dim[None, :]))
     s_k = gl.allocate_shared_memory(gl.float16, [BLOCK_N, HEAD_DIM], S_K)
     s_p = gl.allocate_shared_memory(gl.float16, [BLOCK_M, BLOCK_N], S_P)
-    s_v = gl.allocate_shared_memory(gl.float16, [BLOCK_N, HEAD_DIM], S_V)
+    if ONE_BUFFER:
+        s_v = s_k.reinterpret(gl.float16, [BLOCK_N, HEAD_DIM], S_V)
+    else:
+        s_v = gl.allocate_shared_memory(gl.float16, [BLOCK_N, HEAD_DIM], S_V)
 
     o_key = gl.minimum(gl.arange(0, BLOCK_N, gl.SliceLayout(1, L_ROWS)), seq_k - 1)
     o_k = o_key[:, None] * HEAD_DIM + o_dim[None, :]
@@ -164,16 +179,15 @@ def _forward_kernel(
         end = gl.maximum(0, gl.minimum(seq_k, (i_block + 1) * BLOCK_M + diagonal))
         inner = gl.minimum(inner, gl.maximum(0, i_block * BLOCK_M + diagonal + 1) // BLOCK_N * BLOCK_N)
     b_k = buffer_load(p_k, o_k)
-    b_v = buffer_load(p_v, o_v)
     for n in range(0, inner, BLOCK_N):
-        b_k, b_v, b_max, b_sum, b_acc = _forward_tile(
-            s_q, s_k, s_p, s_v, b_k, b_v, n, b_max, b_sum, b_acc, p_k, p_v, o_k, o_v, o_row, last, seq_k,
+        b_k, b_max, b_sum, b_acc = _forward_tile(
+            s_q, s_k, s_p, s_v, b_k, n, b_max, b_sum, b_acc, p_k, p_v, o_k, o_v, o_row, last, seq_k,
             diagonal, scale_log2,
             HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, LANES, L_S, L_O, CAUSAL, False,
         )  # fmt: skip
     for n in range(inner, end, BLOCK_N):
-        b_k, b_v, b_max, b_sum, b_acc = _forward_tile(
-            s_q, s_k, s_p, s_v, b_k, b_v, n, b_max, b_sum, b_acc, p_k, p_v, o_k, o_v, o_row, last, seq_k,
+        b_k, b_max, b_sum, b_acc = _forward_tile(
+            s_q, s_k, s_p, s_v, b_k, n, b_max, b_sum, b_acc, p_k, p_v, o_k, o_v, o_row, last, seq_k,
             diagonal, scale_log2,
             HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, LANES, L_S, L_O, CAUSAL, True,
         )  # fmt: skip
@@ -200,29 +214,26 @@ def _dq_tile(
 ):  # fmt: skip
     """BLOCK_N keys, already in b_k and b_v, into dQ: dS = P * (dO V^T - delta), dQ += dS K."""
     o_next = gl.minimum(n + BLOCK_N, last) * HEAD_DIM
-    b_s = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, L_S)
     s_k.store(b_k)
-    if ONE_BUFFER:  # K, then V, then K transposed
-        b_s = _multiply(s_q, s_k.permute([1, 0]), b_s, HEAD_DIM, CHUNK, L_S, True)
+    if not ONE_BUFFER:  # else K, then V, then K transposed
         s_v.store(b_v)
-        b_v = buffer_load(p_v + o_next, o_k)
-        b_dp = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, L_S)
-        b_dp = _multiply(s_do, s_v.permute([1, 0]), b_dp, HEAD_DIM, CHUNK, L_S, True)
-        s_kt.store(b_k)
-        b_k = buffer_load(p_k + o_next, o_k)
-    else:
+    gl.barrier()
+    b_s = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, L_S)
+    b_s = _multiply(s_q, s_k.permute([1, 0]), b_s, HEAD_DIM, CHUNK, L_S, not EDGE)
+    if ONE_BUFFER:
         s_v.store(b_v)
-        s_kt.store(b_k)
-        b_v = buffer_load(p_v + o_next, o_k)
-        b_k = buffer_load(p_k + o_next, o_k)
-        b_s = _multiply(s_q, s_k.permute([1, 0]), b_s, HEAD_DIM, CHUNK, L_S, True)
-        b_dp = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, L_S)
-        b_dp = _multiply(s_do, s_v.permute([1, 0]), b_dp, HEAD_DIM, CHUNK, L_S, True)
+        gl.barrier()
+    b_dp = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, L_S)
+    b_dp = _multiply(s_do, s_v.permute([1, 0]), b_dp, HEAD_DIM, CHUNK, L_S, not EDGE)
     b_p = gl.exp2((b_s - b_high[:, None]) * scale_log2 - b_low[:, None])
     if EDGE:
         b_p = gl.where(_visible(n, last, seq_k, o_row, diagonal, BLOCK_N, L_S, CAUSAL), b_p, 0.0)
     s_ds.store((b_p * (b_dp - b_delta[:, None])).to(gl.float16))
-    b_dq = _multiply(s_ds, s_kt, b_dq, BLOCK_N, CHUNK, L_O, True)
+    s_kt.store(b_k)
+    gl.barrier()
+    b_k = buffer_load(p_k + o_next, o_k)
+    b_v = buffer_load(p_v + o_next, o_k)
+    b_dq = _multiply(s_ds, s_kt, b_dq, BLOCK_N, CHUNK, L_O, not EDGE)
     return b_k, b_v, b_dq
 
 
@@ -305,8 +316,8 @@ def _store(p_x, b_x, first, n_rows, HEAD_DIM: gl.constexpr, BLOCK: gl.constexpr,
 
 @gluon.jit
 def _dkv_tile(
-    s_k, s_v, s_q, s_qt, s_do, s_dot, s_p, b_q, b_do, m, b_dk, b_dv, p_q, p_do, p_high, p_low, p_delta, o_q,
-    o_key, last, diagonal, scale_log2,
+    s_k, s_v, s_q, s_qt, s_do, s_dot, s_p, s_ds, b_q, b_do, m, b_dk, b_dv, p_q, p_do, p_high, p_low, p_delta,
+    o_q, o_key, last, diagonal, scale_log2,
     HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, CHUNK: gl.constexpr,
     L_S: gl.constexpr, L_O: gl.constexpr, ONE_BUFFER: gl.constexpr, AHEAD: gl.constexpr, EDGE: gl.constexpr,
     DIAGONAL: gl.constexpr,
@@ -318,40 +329,47 @@ def _dkv_tile(
     o_line = gl.arange(0, BLOCK_M, gl.SliceLayout(0, L_S))
     o_tile = gl.minimum(m, last)
     o_next = gl.minimum(m + BLOCK_M, last) * HEAD_DIM
-    b_s = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, L_S)
     s_q.store(b_q)
+    if not ONE_BUFFER:  # else Q, then dO, then dO transposed, then Q transposed
+        s_do.store(b_do)
+    gl.barrier()
+    if ONE_BUFFER:
+        b_do = buffer_load(p_do + o_tile * HEAD_DIM, o_q)
     b_high = buffer_load(p_high + o_tile, o_line)
     b_low = buffer_load(p_low + o_tile, o_line)
-    if not ONE_BUFFER:
-        s_do.store(b_do)
-        s_qt.store(b_q)
-        s_dot.store(b_do)
-        b_q = buffer_load(p_q + o_next, o_q)
-        b_do = buffer_load(p_do + o_next, o_q)
-    b_s = _multiply(s_k, s_q.permute([1, 0]), b_s, HEAD_DIM, CHUNK, L_S, AHEAD & 1)
+    b_s = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, L_S)
+    b_s = _multiply(s_k, s_q.permute([1, 0]), b_s, HEAD_DIM, CHUNK, L_S, not EDGE)
     b_p = gl.exp2((b_s - b_high[None, :]) * scale_log2 - b_low[None, :])
     if EDGE:
         o_row = o_tile + o_line
         o_last_key = o_row + diagonal if DIAGONAL else gl.full_like(o_row, 0x7FFFFFFF)
         o_last_key = gl.where(o_row >= m, o_last_key, -1)  # what the tile before had: no key
         b_p = gl.where(o_key[:, None] <= o_last_key[None, :], b_p, 0.0)
-    if ONE_BUFFER:  # Q, then dO, then dO transposed, then Q transposed
+    if ONE_BUFFER:
         s_do.store(b_do)
+        gl.barrier()
     b_delta = buffer_load(p_delta + o_tile, o_line)  # here and no earlier: it holds registers
     b_dp = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, L_S)
-    b_dp = _multiply(s_v, s_do.permute([1, 0]), b_dp, HEAD_DIM, CHUNK, L_S, AHEAD & 2)
+    b_dp = _multiply(s_v, s_do.permute([1, 0]), b_dp, HEAD_DIM, CHUNK, L_S, not EDGE)
     b_ds = b_p * (b_dp - b_delta[None, :])
-    if ONE_BUFFER:
-        s_dot.store(b_do)
-        b_do = buffer_load(p_do + o_next, o_q)
+    s_dot.store(b_do)
     s_p.store(b_p.to(gl.float16))
-    b_dv = _multiply(s_p, s_dot, b_dv, BLOCK_M, CHUNK, L_O, AHEAD & 4)
+    if not ONE_BUFFER:
+        s_qt.store(b_q)
+        s_ds.store(b_ds.to(gl.float16))
+    gl.barrier()
+    if ONE_BUFFER:
+        b_q = buffer_load(p_q + o_tile * HEAD_DIM, o_q)  # once more, since to keep it would hold registers
+    else:
+        b_q = buffer_load(p_q + o_next, o_q)
+        b_do = buffer_load(p_do + o_next, o_q)
+    b_dv = _multiply(s_p, s_dot, b_dv, BLOCK_M, CHUNK, L_O, AHEAD and not EDGE)
     if ONE_BUFFER:
         s_qt.store(b_q)
-    s_p.store(b_ds.to(gl.float16))
-    if ONE_BUFFER:
+        s_ds.store(b_ds.to(gl.float16))
+        gl.barrier()
         b_q = buffer_load(p_q + o_next, o_q)
-    b_dk = _multiply(s_p, s_qt, b_dk, BLOCK_M, CHUNK, L_O, AHEAD & 8)
+    b_dk = _multiply(s_ds, s_qt, b_dk, BLOCK_M, CHUNK, L_O, AHEAD and not EDGE)
     return b_q, b_do, b_dk, b_dv
 
 
@@ -389,6 +407,9 @@ def _dkv_kernel(
         s_q = gl.allocate_shared_memory(gl.float16, [BLOCK_M, HEAD_DIM], S_TILE)
         s_do = gl.allocate_shared_memory(gl.float16, [BLOCK_M, HEAD_DIM], S_TILE)
     s_p = gl.allocate_shared_memory(gl.float16, [BLOCK_N, BLOCK_M], S_P)
+    s_ds = s_p
+    if not ONE_BUFFER:
+        s_ds = gl.allocate_shared_memory(gl.float16, [BLOCK_N, BLOCK_M], S_P)
 
     o_line = gl.minimum(gl.arange(0, BLOCK_M, gl.SliceLayout(1, L_TURN)), seq_q - 1)
     o_q = o_line[:, None] * HEAD_DIM + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, L_TURN))[None, :]
@@ -417,21 +438,21 @@ def _dkv_kernel(
         if CAUSAL:
             for m in range(first, gl.minimum(inner, seq_q), BLOCK_M):
                 b_q, b_do, b_dk, b_dv = _dkv_tile(
-                    s_k, s_v, s_q, s_qt, s_do, s_dot, s_p, b_q, b_do, m, b_dk, b_dv, p_q_h, p_do_h, p_high_h,
-                    p_low_h, p_delta_h, o_q, o_key, last, diagonal, scale_log2,
-                    HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, L_S, L_O, ONE_BUFFER, 0, True, True,
+                    s_k, s_v, s_q, s_qt, s_do, s_dot, s_p, s_ds, b_q, b_do, m, b_dk, b_dv, p_q_h, p_do_h,
+                    p_high_h, p_low_h, p_delta_h, o_q, o_key, last, diagonal, scale_log2,
+                    HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, L_S, L_O, ONE_BUFFER, AHEAD, True, True,
                 )  # fmt: skip
         for m in range(inner, tail, BLOCK_M):
             b_q, b_do, b_dk, b_dv = _dkv_tile(
-                s_k, s_v, s_q, s_qt, s_do, s_dot, s_p, b_q, b_do, m, b_dk, b_dv, p_q_h, p_do_h, p_high_h,
-                p_low_h, p_delta_h, o_q, o_key, last, diagonal, scale_log2,
+                s_k, s_v, s_q, s_qt, s_do, s_dot, s_p, s_ds, b_q, b_do, m, b_dk, b_dv, p_q_h, p_do_h,
+                p_high_h, p_low_h, p_delta_h, o_q, o_key, last, diagonal, scale_log2,
                 HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, L_S, L_O, ONE_BUFFER, AHEAD, False, False,
             )  # fmt: skip
         for m in range(tail, seq_q, BLOCK_M):
             b_q, b_do, b_dk, b_dv = _dkv_tile(
-                s_k, s_v, s_q, s_qt, s_do, s_dot, s_p, b_q, b_do, m, b_dk, b_dv, p_q_h, p_do_h, p_high_h,
-                p_low_h, p_delta_h, o_q, o_key, last, diagonal, scale_log2,
-                HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, L_S, L_O, ONE_BUFFER, 0, True, False,
+                s_k, s_v, s_q, s_qt, s_do, s_dot, s_p, s_ds, b_q, b_do, m, b_dk, b_dv, p_q_h, p_do_h,
+                p_high_h, p_low_h, p_delta_h, o_q, o_key, last, diagonal, scale_log2,
+                HEAD_DIM, BLOCK_M, BLOCK_N, CHUNK, L_S, L_O, ONE_BUFFER, AHEAD, True, False,
             )  # fmt: skip
     _store(p_dk, b_dk * scale, i_block * BLOCK_N, seq_k, HEAD_DIM, BLOCK_N, L_O)
     _store(p_dv, b_dv, i_block * BLOCK_N, seq_k, HEAD_DIM, BLOCK_N, L_O)
@@ -439,9 +460,8 @@ def _dkv_kernel(
 
 # --- launchers
 
-MAX_ILP = "amdgpu-sched-strategy=max-ilp"  # how LLVM orders instructions; its default keeps fewer in flight
-ALL_PRODUCTS = 15
 _ROW_LANES, _COLUMN_LANES = 4, 16  # of a wave, over a tile
+_TURN = 4  # rows and columns of a tile that a thread transposes on their way into LDS
 
 
 @dataclass(frozen=True)
@@ -449,61 +469,57 @@ class Tile:
     """How one kernel is laid out; four warps take block_m / 4 (dkv: block_n / 4) rows each.
 
     block_m, block_n: rows of Q and of K/V a tile; scores, output: rows and columns of the scores (dkv:
-    transposed) and of the output that a thread holds at a time; turn: rows and columns of the tile that a
-    thread transposes; padded: LDS rows are padded, else swizzled; one_buffer: the tiles of a step take turns
-    in one LDS buffer; ahead: which products read LDS one chunk ahead (dkv; bits: S, dP, dV, dK); reason: why
-    this one."""
+    transposed) and of the output that a thread holds at a time; one_buffer: the tiles of a step take turns in
+    one LDS buffer; ahead: the products into the output read LDS one chunk ahead too (dkv); reason: why this
+    one."""
 
     block_m: int
     block_n: int
     scores: tuple[int, int]
     output: tuple[int, int]
-    turn: tuple[int, int]
-    padded: bool = False
     one_buffer: bool = False
-    ahead: int = ALL_PRODUCTS
-    llvm_fn_attrs: str = ""
+    ahead: bool = True
     chunk: int = 8
     num_warps: int = 4
     reason: str = ""
 
     @property
     def name(self) -> str:
-        kind = ("pad" if self.padded else "swizzle") + (".one" if self.one_buffer else "")
-        size = f"{self.block_m}x{self.block_n}.chunk{self.chunk}"
-        return f"gluon.{size}.{kind}.ahead{self.ahead}.w{self.num_warps}"
+        kind = ("one" if self.one_buffer else "many") + (".ahead" if self.ahead else "")
+        return f"gluon.{self.block_m}x{self.block_n}.chunk{self.chunk}.{kind}.w{self.num_warps}"
 
 
 Tiles = Mapping[tuple[str, int], Tile]
-# By pass and head dimension. What decided: no spill, then the bound (soak kernels inspect --arch gfx906).
+_WIDE = "128 keys a tile: 4 x 8 scores a thread read LDS least, and the softmax's part is shared by more keys"
+_SQUARE = "64 x 64: a tile of twice the size spills"
+_ONE_BUFFER = "one buffer for the tiles of a step, since two and what stays would pass 64 KB"
+# By pass and head dimension. What decided: no spill, then the bound and the modelled speed
+# (soak kernels inspect --arch gfx906).
 TILES: Tiles = {
-    ("forward", 64): Tile(64, 128, (4, 8), (4, 4), (8, 2), padded=True),
-    ("forward", 128): Tile(64, 64, (4, 4), (4, 8), (8, 2), padded=True),
-    ("dq", 64): Tile(64, 64, (4, 4), (4, 4), (8, 2)),
-    ("dq", 128): Tile(64, 64, (4, 4), (4, 8), (4, 4), one_buffer=True),
-    ("dkv", 64): Tile(64, 64, (4, 4), (4, 4), (8, 2)),
-    ("dkv", 128): Tile(64, 64, (4, 4), (4, 8), (4, 4), one_buffer=True, ahead=0, llvm_fn_attrs=MAX_ILP),
-}
+    ("forward", 64): Tile(64, 128, (4, 8), (4, 4), reason=_WIDE),
+    ("forward", 128): Tile(64, 128, (4, 8), (4, 8), one_buffer=True, reason=f"{_WIDE}; {_ONE_BUFFER}"),
+    ("dq", 64): Tile(64, 64, (4, 4), (4, 4), reason=_SQUARE),
+    ("dq", 128): Tile(64, 64, (4, 4), (4, 8), one_buffer=True, reason=f"{_SQUARE}; {_ONE_BUFFER}"),
+    ("dkv", 64): Tile(64, 64, (4, 4), (4, 4), reason=_SQUARE),
+    ("dkv", 128): Tile(
+        64, 64, (4, 4), (4, 8), one_buffer=True, ahead=False,
+        reason=f"{_SQUARE}; {_ONE_BUFFER}; dV and dK read no chunk ahead, which would spill 39",
+    ),
+}  # fmt: skip
 
 
 def _constants(tile: Tile, pass_: str, head_dim: int, causal: bool) -> dict[str, Any]:
     """The constexprs of a kernel: sizes, and the layouts that follow from the tile.
 
-    An LDS block that is read along its rows, 8 halves a thread and `rows` rows of a thread one after the
-    other, has no conflict if every `rows` rows move on by 16 bytes: by swizzling or by padding."""
+    An LDS block that is read along its rows, 8 halves a thread and the rows of a thread one after the other,
+    has no conflict if it is swizzled by 16 bytes every so many rows as a thread has."""
     warps = [tile.num_warps, 1]
     rows, columns = (tile.block_n, tile.block_m) if pass_ == "dkv" else (tile.block_m, tile.block_n)
 
     def read_along(shape: list[int], rows_of_thread: int, order: list[int]) -> Any:
-        length = shape[order[0]]
-        if not tile.padded:
-            return gl.SwizzledSharedLayout(8, rows_of_thread, min(8, length // 8), order)
-        intervals = [[length * rows_of_thread, 8]]
-        if order == [0, 1]:  # written by columns of the transposed tile, which are to differ too
-            intervals = [[length, 8], *intervals]
-        return gl.PaddedSharedLayout.with_identity_for(intervals, shape, order)
+        return gl.SwizzledSharedLayout(8, rows_of_thread, min(8, shape[order[0]] // 8), order)
 
-    lanes_of_row = min(64, head_dim // tile.turn[1])
+    lanes_of_row = head_dim // _TURN
     shared = {
         "S_TURNED": read_along([columns, head_dim], tile.output[1], [0, 1]),
         "S_P": read_along([rows, columns], tile.scores[0], [1, 0]),
@@ -517,18 +533,14 @@ def _constants(tile: Tile, pass_: str, head_dim: int, causal: bool) -> dict[str,
         "L_S": gl.BlockedLayout(list(tile.scores), [_ROW_LANES, _COLUMN_LANES], warps, [1, 0]),
         "L_O": gl.BlockedLayout(list(tile.output), [_ROW_LANES, _COLUMN_LANES], warps, [1, 0]),
         "L_ROWS": gl.BlockedLayout([1, 8], [512 // head_dim, head_dim // 8], warps, [1, 0]),
-        "L_TURN": gl.BlockedLayout(list(tile.turn), [64 // lanes_of_row, lanes_of_row], warps, [1, 0]),
+        "L_TURN": gl.BlockedLayout([_TURN, _TURN], [64 // lanes_of_row, lanes_of_row], warps, [1, 0]),
         "CAUSAL": causal,
     }  # fmt: skip
     if pass_ == "forward":
         names = {"S_Q": kept, "S_K": tiles, "S_P": shared["S_P"], "S_V": shared["S_TURNED"]}
-        return {**constants, **names, "LANES": _COLUMN_LANES}
+        return {**constants, **names, "LANES": _COLUMN_LANES, "ONE_BUFFER": tile.one_buffer}
     constants |= {"S_KEPT": kept, "S_TILE": tiles, **shared, "ONE_BUFFER": tile.one_buffer}
     return constants | ({"AHEAD": tile.ahead} if pass_ == "dkv" else {})
-
-
-def _options(tile: Tile) -> Options:
-    return Options(num_warps=tile.num_warps, llvm_fn_attrs=tile.llvm_fn_attrs)
 
 
 def allocate_workspace(q: torch.Tensor, k: torch.Tensor) -> Workspace:
@@ -561,7 +573,7 @@ def mi50_forward(
             _forward_kernel, -(-shape.seq_q // tile.block_m) * shape.batch * shape.heads,
             {"p_q": q, "p_k": k, "p_v": v, "p_o": o, "p_lse": lse, "scale_log2": scale_log2(scale),
              "seq_q": shape.seq_q, "seq_k": shape.seq_k, "group": shape.group},
-            _constants(tile, "forward", shape.head_dim, causal), _options(tile),
+            _constants(tile, "forward", shape.head_dim, causal), Options(num_warps=tile.num_warps),
         )
     )  # fmt: skip
     return o, lse
@@ -596,7 +608,8 @@ def mi50_backward(
     launch(
         Call(
             _dq_kernel, -(-shape.seq_q // tile.block_m) * shape.batch * shape.heads,
-            {**inputs, "p_dq": dq, **numbers}, _constants(tile, "dq", shape.head_dim, causal), _options(tile),
+            {**inputs, "p_dq": dq, **numbers}, _constants(tile, "dq", shape.head_dim, causal),
+            Options(num_warps=tile.num_warps),
         )
     )  # fmt: skip
     tile = tiles["dkv", shape.head_dim]
@@ -604,7 +617,7 @@ def mi50_backward(
         Call(
             _dkv_kernel, -(-shape.seq_k // tile.block_n) * shape.batch * shape.kv_heads,
             {**inputs, "p_dk": dk, "p_dv": dv, **numbers}, _constants(tile, "dkv", shape.head_dim, causal),
-            _options(tile),
+            Options(num_warps=tile.num_warps),
         )
     )  # fmt: skip
     return dq, dk, dv

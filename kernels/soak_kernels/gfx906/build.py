@@ -2,7 +2,7 @@
 
 The compiler is given what the JIT would give it there: pointers aligned to 16 bytes, tensors under 2 GB, and
 integers that are known to be multiples of 16 (padded row counts, the run-time zero). So the text is the code
-that a card runs.
+that a card runs, where TRITON_DEFAULT_FP_FUSION is the same (`environment.pin_compiler`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ ARCH = "gfx906"
 WAVE = 64
 FIRST_TRITON = (3, 8)
 _TYPES = {"float16": "*fp16", "float32": "*fp32", "float64": "*fp64", "int32": "*i32", "int64": "*i64"}
+
+
+Attributes = dict[tuple[int, ...], list[list[Any]]]
 
 
 @dataclass(frozen=True)
@@ -47,18 +50,7 @@ def build(call: Call) -> Build:
     """Compile the kernel of a call for gfx906; tensors may be anywhere, only their types count."""
     require_triton()
     kernel = call.kernel
-    signature: dict[str, str] = {}
-    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
-    for i, name in enumerate(kernel.arg_names):
-        if name in call.constants:
-            signature[name] = "constexpr"
-            continue
-        value = call.arguments[name]
-        signature[name] = _type(value)
-        if signature[name].startswith("*"):
-            attributes[(i,)] = [["tt.divisibility", 16], ["tt.pointer_range", 32]]
-        elif signature[name] == "i32" and i not in _unspecialized(kernel) and value % 16 == 0:
-            attributes[(i,)] = [["tt.divisibility", 16]]
+    signature, attributes = specialization(call)
     source = _source(kernel)(kernel, signature, constexprs=dict(call.constants), attrs=attributes)
     compiled = triton.compile(source, target=GPUTarget("hip", ARCH, WAVE), options=call.options.as_keywords())
     text = compiled.asm["amdgcn"]
@@ -69,6 +61,25 @@ def build(call: Call) -> Build:
         num_warps=call.options.num_warps,
         lds_bytes=int(compiled.metadata.shared),
     )
+
+
+def specialization(call: Call) -> tuple[dict[str, str], Attributes]:
+    """What the compiler is told of a call's arguments: the type of each by name, and by position what is
+    known of its value. Calls that agree in it, and in kernel, constants and options, share a build."""
+    kernel = call.kernel
+    signature: dict[str, str] = {}
+    attributes: Attributes = {}
+    for i, name in enumerate(kernel.arg_names):
+        if name in call.constants:
+            signature[name] = "constexpr"
+            continue
+        value = call.arguments[name]
+        signature[name] = _type(value)
+        if signature[name].startswith("*"):
+            attributes[(i,)] = [["tt.divisibility", 16], ["tt.pointer_range", 32]]
+        elif signature[name] == "i32" and i not in _unspecialized(kernel) and value % 16 == 0:
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    return signature, attributes
 
 
 def _type(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What there is to inspect for gfx906: the product's kernels, and the seed document's tiles as named
+"""What there is to inspect for gfx906: the product's kernels, and the tiles of a tuning document as named
 negatives."""
 
 from __future__ import annotations
@@ -21,26 +21,40 @@ PASSES = ("forward", "dq", "dkv")
 PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4}
 TILES_DEEP = 4  # blocks in the launch that is inspected: its main loop is entered more than once
 
-# name -> (tiles, why there is such a kernel, launchers)
-_KERNELS: dict[str, tuple[Mapping[tuple[str, int], Any], str, Callable[..., Any], Callable[..., Any]]] = {
-    "mi50": (
-        mi50.TILES, "Gluon: LDS layouts chosen here, operands transposed in registers",
-        mi50.mi50_forward, mi50.mi50_backward,
-    ),
-    "mi50_portable": (
-        mi50_portable.TILES,
-        "plain Triton: right operands transposed beforehand, the head dimension in chunks",
-        mi50_portable.mi50_portable_forward, mi50_portable.mi50_portable_backward,
-    ),
-}  # fmt: skip
 
-# Tile sizes that the seed document gives an MI50, with the whole head dimension as one step, as it has them.
-DOCUMENT = (
-    ("document-short", Tile(64, 64, 128, 128), "seq_len up to 512: 64 x 64"),
-    ("document-middle", Tile(128, 32, 128, 128), "seq_len up to 2048: 128 x 32"),
-    ("document-long", Tile(32, 32, 128, 128), "seq_len above: 256 x 256 in sub-tiles of 32 x 32"),
-    ("document-stages", Tile(64, 64, 128, 128, num_stages=4), "the best by its table: 64 x 64, 4 stages"),
-)
+@dataclass(frozen=True)
+class _Kernel:
+    """An attention kernel: its tiles by pass and head dimension, and its two launchers."""
+
+    tiles: Mapping[tuple[str, int], Any]
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+
+
+_KERNELS = {
+    "mi50": _Kernel(mi50.TILES, mi50.mi50_forward, mi50.mi50_backward),
+    "mi50_portable": _Kernel(
+        mi50_portable.TILES, mi50_portable.mi50_portable_forward, mi50_portable.mi50_portable_backward
+    ),
+}
+
+
+def _of_document(block_m: int, block_n: int, num_stages: int, words: str) -> Tile:
+    """A tile with the whole head dimension as one step, as the document has them."""
+    return Tile(
+        block_m, block_n, 128, 128, num_stages=num_stages, reason=f"the document's tile {words}; spills"
+    )
+
+
+# Tiles that a tuning document gives an MI50 at head_dim 128. None of them can be a product.
+DOCUMENT = {
+    "document-short": _of_document(64, 64, 1, "for seq_len up to 512"),
+    "document-middle": _of_document(128, 32, 1, "for seq_len up to 2048"),
+    "document-long": _of_document(32, 32, 1, "above: 256 x 256 in pieces of 32 x 32"),
+    "document-default": _of_document(128, 128, 2, "of its table, the default"),
+    "document-checklist": _of_document(64, 64, 4, "of its table and its checklist"),
+    "document-fastest": _of_document(32, 32, 4, "of its table, the fastest there"),
+}
 
 
 @dataclass(frozen=True)
@@ -67,41 +81,42 @@ class Configuration:
 
 def configurations() -> Iterator[Configuration]:
     """Every configuration: products first, then negatives."""
-    for kernel, (tiles, reason, _, _) in _KERNELS.items():
+    for kernel, entry in _KERNELS.items():
         for pass_ in PASSES:
             for head_dim in HEAD_DIMS:
                 for causal in (False, True):
                     name = f"{kernel}-{pass_}-d{head_dim}-{'causal' if causal else 'full'}"
-                    tile = tiles[pass_, head_dim]
-                    yield _configuration(name, kernel, "product", pass_, head_dim, causal, tile, reason)
-    for name, tile, reason in DOCUMENT:
-        yield _configuration(name, "mi50_portable", "negative", "forward", 128, False, tile, reason)
+                    tile = entry.tiles[pass_, head_dim]
+                    yield configuration(name, kernel, pass_, head_dim, causal, tile)
+    for name, tile in DOCUMENT.items():
+        yield configuration(name, "mi50_portable", "forward", 128, False, tile, role="negative")
 
 
-def _configuration(
-    name: str, kernel: str, role: Role, pass_: str, head_dim: int, causal: bool, tile: Any, reason: str
+def configuration(
+    name: str, kernel: str, pass_: str, head_dim: int, causal: bool, tile: Any, *, role: Role = "product"
 ) -> Configuration:
+    """A configuration with a tile of its own: what a search over tiles inspects."""
     return Configuration(
         name=name, kernel=kernel, role=role, pass_=pass_, head_dim=head_dim, causal=causal,
-        block_m=tile.block_m, block_n=tile.block_n, tile=tile.name, reason=reason,
+        block_m=tile.block_m, block_n=tile.block_n, tile=tile.name, reason=tile.reason,
         call=lambda: _call(kernel, pass_, head_dim, causal, tile),
     )  # fmt: skip
 
 
 def _call(kernel: str, pass_: str, head_dim: int, causal: bool, tile: Any) -> Call:
     """The launch of one pass, as its launcher makes it."""
-    tiles, _, forward, backward = _KERNELS[kernel]
-    tiles = {**tiles, (pass_, head_dim): tile}
+    entry = _KERNELS[kernel]
+    tiles = {**entry.tiles, (pass_, head_dim): tile}
     q, lse = _tensors(TILES_DEEP * max(tile.block_m, tile.block_n), head_dim)
     calls: list[Call] = []
     if pass_ == "forward":
-        forward(q, q, q, causal=causal, tiles=tiles, launch=calls.append)
+        entry.forward(q, q, q, causal=causal, tiles=tiles, launch=calls.append)
     else:
-        backward(q, q, q, q, lse, q, causal=causal, tiles=tiles, launch=calls.append)
+        entry.backward(q, q, q, q, lse, q, causal=causal, tiles=tiles, launch=calls.append)
     return next(call for call in calls if call.kernel.__name__ == f"_{pass_}_kernel")
 
 
 def _tensors(seq_len: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros((1, 1, seq_len, head_dim), dtype=torch.float16), torch.zeros(
-        (1, 1, seq_len), dtype=torch.float64
-    )
+    """An input and a log-sum-exp of one head."""
+    x = torch.zeros((1, 1, seq_len, head_dim), dtype=torch.float16)
+    return x, torch.zeros((1, 1, seq_len), dtype=torch.float64)

@@ -30,7 +30,7 @@ from soak_kernels.gfx906.memory import Memory
 from soak_kernels.gfx906.parse import Instruction, Program
 
 LDS_LIMIT = 65_536  # bytes a workgroup may have
-STEPS_MOST = 50_000_000  # instructions before a run is taken to be endless
+STEPS_MOST = 50_000_000  # instructions, of waves that go together, before a run is taken to be endless
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,14 @@ class Emulator:
         lds_bytes: int,
         workgroups: Iterable[tuple[int, int, int]] | None = None,
         count_lds: bool = False,
+        steps_most: int = STEPS_MOST,
     ) -> Execution:
         """Run a launch. Arrays are tensors in memory, contiguous; they hold the results afterwards.
 
         arguments: in the order of the kernel's signature, constants left out; workgroups: only these of the
-        grid; count_lds: also the clocks that the first workgroup's LDS accesses take. Raises ValueError for a
-        launch that cannot be, EmulationError for what no program may do."""
+        grid; count_lds: also the clocks that the first workgroup's LDS accesses take; steps_most:
+        instructions, of waves that go together, after which the run is taken to be endless. Raises ValueError
+        for a launch that cannot be, EmulationError for what no program may do."""
         if not 0 <= lds_bytes <= LDS_LIMIT:
             raise ValueError(f"lds_bytes is {lds_bytes}; legal values: 0 to {LDS_LIMIT}")
         program = self.program
@@ -100,7 +102,8 @@ class Emulator:
         )
         executed = [0] * len(program.instructions)
         with np.errstate(all="ignore"):
-            self._all(_start(program, chosen, num_warps, memory.address(len(tensors)), shared), executed)
+            first = _start(program, chosen, num_warps, memory.address(len(tensors)), shared)
+            self._all(first, executed, steps_most)
         memory.write_back()
         counted = shared.counter.accesses if shared.counter else {}
         return Execution(
@@ -110,8 +113,8 @@ class Emulator:
             lds={number: LdsAccess(*entry) for number, entry in counted.items()},
         )
 
-    def _all(self, waves: Waves, executed: list[int]) -> None:
-        """From the first instruction to the end of every wave.
+    def _all(self, waves: Waves, executed: list[int], steps_most: int) -> None:
+        """From the first instruction to the end of every wave, in at most `steps_most` steps.
 
         Barriers: waves wait until no wave of the launch can go on without one; then all pass. That is
         stricter than the card (it makes workgroups wait for each other) and changes nothing, since workgroups
@@ -121,16 +124,18 @@ class Emulator:
             if not ready:
                 waves.shared.lds.barrier(np.unique(np.concatenate([group.workgroup for group in waiting])))
                 ready, waiting = _joined(waiting), []
-            stopped, apart = self._advance(ready.pop(), executed)
+            stopped, apart, steps_most = self._advance(ready.pop(), executed, steps_most)
             ready.extend(apart)
             if stopped is not None:
                 waiting.append(stopped)
 
-    def _advance(self, w: Waves, executed: list[int]) -> tuple[Waves | None, list[Waves]]:
+    def _advance(
+        self, w: Waves, executed: list[int], steps_most: int
+    ) -> tuple[Waves | None, list[Waves], int]:
         """Until a barrier (the waves, past it), the end (None) or a branch that parts them (None, the
-        parts)."""
+        parts); and how many steps are left."""
         steps, n = self._steps, w.n
-        for _ in range(STEPS_MOST):
+        for left in range(steps_most - 1, -1, -1):
             pc = w.pc
             step = steps[pc]
             executed[pc] += n
@@ -140,9 +145,9 @@ class Emulator:
                 continue
             instruction = self.program.instructions[pc]
             if instruction.opcode == "s_barrier":
-                return w, []
+                return w, [], left
             if instruction.opcode == "s_endpgm":
-                return None, []
+                return None, [], left
             jump = scalar.CONDITIONS[instruction.opcode](w)
             target = self.program.labels[instruction.operands[0]]
             if bool(jump.all()):
@@ -150,8 +155,10 @@ class Emulator:
             elif bool(jump.any()):
                 there, here = w.take(jump), w.take(~jump)
                 there.pc = target
-                return None, [here, there]
-        raise EmulationError(f"{self.program.name} runs for more than {STEPS_MOST} instructions")
+                return None, [here, there], left
+        raise EmulationError(
+            f"{self.program.name} does not end within the limit of instructions (steps_most)"
+        )
 
 
 def _decode(instruction: Instruction, number: int) -> vector.Step | None:

@@ -21,26 +21,27 @@ from typing import Any
 
 import triton
 
-from soak_kernels.gfx906 import mca, model
+from soak_kernels.gfx906 import mca, model, timing
 from soak_kernels.gfx906.build import ARCH, Build, build, require_triton
 from soak_kernels.gfx906.configurations import Configuration, configurations
 from soak_kernels.gfx906.emulator import Emulator
-from soak_kernels.gfx906.parse import main_loop
-
-_EXECUTED = (
-    "valu_clocks", "lds_clocks", "lds_clocks_conflict_free", "lds_clocks_worst", "lds_read_ratio",
-    "lds_read_ratio_worst",
-    "bound_tflops", "bound_tflops_worst", "bound_share",
-)  # fmt: skip
+from soak_kernels.gfx906.launch import execute
+from soak_kernels.gfx906.parse import Loop, main_loop
+from soak_kernels.launch import Call
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
-    """One configuration, as product.md has it and more. None: does not apply (a kernel with scratch is not
-    executed) or the tool that would say is not there. Clocks and counts are those of the main loop: dot2,
-    barriers and branches of one wave and trip, clocks of one workgroup and trip. lds_clocks: with bank
-    conflicts by adjacent lanes; `_worst`: by the worst grouping known of later cards; lds_read_ratio: of the
-    worst read to its conflict-free clocks; bound_share: of the peak; mca_cycles: one wave alone."""
+    """One configuration, as the compiler left it, and what it can reach. A field that is None does not apply:
+    a kernel that spills is not executed, and has no LDS clocks and no bound; mca says why mca_cycles is none.
+
+    spills: registers; scratch_bytes: of a lane; lds_bytes: of a workgroup. Of the main loop: dot2
+    (v_dot2_f32_f16), barriers and branches_in_loop (all but its own) are of one wave and trip, VALU and LDS
+    clocks of one workgroup and trip on a compute unit. lds_clocks are with bank conflicts by adjacent lanes,
+    `_worst` by the worst grouping that is known of later cards. lds_read_ratio: the largest of any LDS read
+    of the whole kernel, its clocks to its conflict-free ones. mca_cycles: llvm-mca's of a trip of one wave
+    alone. bound_share: of model.PEAK_TFLOPS; modelled_tflops: with waits and barriers, by timing.HOPEFUL and
+    timing.CAREFUL latencies. assumptions: those of the bound."""
 
     name: str
     arch: str
@@ -58,18 +59,21 @@ class Row:
     waves_per_simd: float
     dot2: int
     dot2_share: float
-    valu_clocks: float | None
-    lds_clocks: float | None
-    lds_clocks_conflict_free: float | None
-    lds_clocks_worst: float | None
-    lds_read_ratio: float | None
-    lds_read_ratio_worst: float | None
+    valu_clocks: float
+    lds_clocks: float | None = None
+    lds_clocks_conflict_free: float | None = None
+    lds_clocks_worst: float | None = None
+    lds_read_ratio: float | None = None
+    lds_read_ratio_worst: float | None = None
     barriers: int
     branches_in_loop: int
+    mca: str
     mca_cycles: float | None
-    bound_tflops: float | None
-    bound_tflops_worst: float | None
-    bound_share: float | None
+    bound_tflops: float | None = None
+    bound_tflops_worst: float | None = None
+    bound_share: float | None = None
+    modelled_tflops: float | None = None
+    modelled_tflops_careful: float | None = None
     triton: str
     reason: str
     assumptions: str
@@ -86,43 +90,52 @@ def inspect(configuration: Configuration) -> Row:
     program = built.program
     loop = main_loop(program)
     assert loop is not None, f"{configuration.name} has no loop with products"
-    body = program.instructions[loop.first : loop.last + 1]
-    executed: dict[str, Any] = {}
-    if program.scratch_bytes:
-        numbers = model.main_loop_numbers(program, loop, built.num_warps, {}, [1] * len(program.instructions))
-    else:
-        run = Emulator(program).run(
-            [x.numpy() if hasattr(x,
-            "numpy") else x for x in (call.arguments[name] for name in built.arguments)],
-            grid=(call.n_programs, 1, 1), num_warps=built.num_warps, lds_bytes=built.lds_bytes,
-            workgroups=[(0, 0, 0)], count_lds=True,
-        )  # fmt: skip
-        numbers = model.main_loop_numbers(program, loop, built.num_warps, run.lds, run.executed)
-        bound, bound_worst = (
-            model.bound_tflops(configuration.operations, numbers.valu_clocks, clocks)
-            for clocks in (numbers.lds_clocks, numbers.lds_worst)
-        )
-        executed = {
-            "valu_clocks": numbers.valu_clocks,
-            "lds_clocks": numbers.lds_clocks,
-            "lds_clocks_conflict_free": numbers.lds_conflict_free,
-            "lds_clocks_worst": numbers.lds_worst,
-            "lds_read_ratio": round(numbers.read_ratio, 3),
-            "lds_read_ratio_worst": round(numbers.read_ratio_worst, 3),
-            "bound_tflops": round(bound, 2),
-            "bound_tflops_worst": round(bound_worst, 2),
-            "bound_share": round(bound / model.PEAK_TFLOPS, 4),
-        }
+    counts = model.loop_counts(program, loop, built.num_warps)
+    assert counts.operations == configuration.operations, f"{configuration.name}: a trip is not one tile"
+    mca_cycles, mca_word = mca.cycles(program.instructions[loop.first : loop.last + 1])
     return Row(
-        **_of_configuration(configuration),
-        **_of_build(built),
-        dot2=numbers.dot2,
-        dot2_share=round(numbers.dot2_share, 4),
-        barriers=numbers.barriers,
-        branches_in_loop=numbers.branches,
-        mca_cycles=mca.cycles(body),
-        **{**dict.fromkeys(_EXECUTED), **executed},
+        name=configuration.name, arch=ARCH, kernel=configuration.kernel, role=configuration.role,
+        pass_=configuration.pass_, head_dim=configuration.head_dim, causal=configuration.causal,
+        tile=configuration.tile, reason=configuration.reason, triton=triton.__version__,
+        assumptions=model.ASSUMPTIONS,
+        vgprs=program.vgprs, sgprs=program.sgprs, spills=program.spills, scratch_bytes=program.scratch_bytes,
+        lds_bytes=built.lds_bytes,
+        waves_per_simd=model.waves_per_simd(program.vgprs, built.lds_bytes, built.num_warps),
+        dot2=counts.dot2, dot2_share=round(counts.dot2_share, 4), valu_clocks=counts.valu_clocks,
+        barriers=counts.barriers, branches_in_loop=counts.branches, mca=mca_word, mca_cycles=mca_cycles,
+        **({} if program.scratch_bytes else _executed(call, built, loop, counts)),
+    )  # fmt: skip
+
+
+def _executed(call: Call, built: Build, loop: Loop, counts: model.LoopCounts) -> dict[str, float]:
+    """What shows when the first workgroup runs: LDS clocks, the bound, and the modelled speed."""
+    run = execute(Emulator(built.program), built, call, workgroups=[(0, 0, 0)], count_lds=True)
+    lds = model.lds_clocks(built.program, loop, run.lds)
+    clocks, worst, conflict_free = (
+        sum(getattr(cost, name) for cost in lds.values()) * built.num_warps
+        for name in ("clocks", "worst", "conflict_free")
     )
+    bound, bound_worst = (
+        model.tflops(counts.operations, max(counts.valu_clocks, lds_clocks)) for lds_clocks in (clocks, worst)
+    )
+    body = built.program.instructions[loop.first : loop.last + 1]
+    hopeful, careful = (
+        timing.clocks_a_trip(body, {n: cost.clocks for n, cost in lds.items()}, built.num_warps, latencies)
+        for latencies in (timing.HOPEFUL, timing.CAREFUL)
+    )
+    ratio, ratio_worst = model.read_ratios(built.program, run.lds)
+    return {
+        "lds_clocks": clocks,
+        "lds_clocks_conflict_free": conflict_free,
+        "lds_clocks_worst": worst,
+        "lds_read_ratio": round(ratio, 3),
+        "lds_read_ratio_worst": round(ratio_worst, 3),
+        "bound_tflops": round(bound, 2),
+        "bound_tflops_worst": round(bound_worst, 2),
+        "bound_share": round(bound / model.PEAK_TFLOPS, 4),
+        "modelled_tflops": round(model.tflops(counts.operations, hopeful), 2),
+        "modelled_tflops_careful": round(model.tflops(counts.operations, careful), 2),
+    }
 
 
 def inspect_all(only: str = "", *, n_processes: int = 1) -> list[Row]:
@@ -147,32 +160,19 @@ def backward_tflops(dq: Row, dkv: Row) -> float:
     return 5 / (3 / dq.bound_tflops + 4 / dkv.bound_tflops)
 
 
-def _of_configuration(configuration: Configuration) -> dict[str, Any]:
-    names = ("name", "kernel", "role", "pass_", "head_dim", "causal", "tile", "reason")
-    return {"arch": ARCH, **{name: getattr(configuration, name) for name in names}}
-
-
-def _of_build(built: Build) -> dict[str, Any]:
-    program = built.program
-    return {
-        "vgprs": program.vgprs,
-        "sgprs": program.sgprs,
-        "spills": program.spills,
-        "scratch_bytes": program.scratch_bytes,
-        "lds_bytes": built.lds_bytes,
-        "waves_per_simd": model.waves_per_simd(program.vgprs, built.lds_bytes, built.num_warps),
-        "triton": triton.__version__,
-        "assumptions": model.ASSUMPTIONS,
-    }
+_FOOT = (
+    "Of a trip of the main loop: dot2, their share of the vector instructions, barriers, branches and mca "
+    "cycles of one wave; VALU and LDS clocks (with conflicts; worst: by other groupings of lanes) of a "
+    "workgroup. A dash: not executed, since it spills."
+)
 
 
 def table(rows: Iterable[Row]) -> str:
     """Rows as text, with the backward's usual count below, and the assumptions."""
     rows = list(rows)
     lines = [
-        f"{'name':36}{'vgprs':>6}{'spills':>7}{'lds':>7}{'w/SIMD':>7}{'dot2':>6}{'share':>7}{'VALU':>7}"
-        f"{'LDS':>7}"
-        f"{'worst':>7}{'bar':>4}{'br':>3}{'mca':>8}{'TFLOP/s':>8}{'share':>7}"
+        f"{'name':36}{'vgprs':>6}{'spills':>7}{'scratch':>8}{'lds':>7}{'w/SIMD':>7}{'dot2':>6}{'share':>7}"
+        f"{'VALU':>7}{'LDS':>7}{'worst':>7}{'bar':>4}{'br':>3}{'mca':>8}{'TFLOP/s':>8}{'share':>7}"
     ]
     lines += [_line(row) for row in rows]
     by_key = {(row.kernel, row.role, row.head_dim, row.causal, row.pass_): row for row in rows}
@@ -181,7 +181,8 @@ def table(rows: Iterable[Row]) -> str:
         if pass_ == "dq" and dkv is not None and row.bound_tflops and dkv.bound_tflops:
             bound = backward_tflops(row, dkv)
             name = f"{kernel}-backward-d{head_dim}-{'causal' if causal else 'full'}"
-            lines.append(f"{name:36}{'5 of 7 products':>83}{bound:8.1f}{bound / model.PEAK_TFLOPS:7.1%}")
+            lines.append(f"{name:36}{'5 of 7 products':>91}{bound:8.1f}{bound / model.PEAK_TFLOPS:7.1%}")
+    lines += [_FOOT, *sorted({f"mca: {row.mca}." for row in rows})]
     lines.append(f"Peak {model.PEAK_TFLOPS:.1f} TFLOP/s. {model.ASSUMPTIONS}.")
     return "\n".join(lines)
 
@@ -191,11 +192,11 @@ def _line(row: Row) -> str:
         return f"{'-':>{width}}" if value is None else f"{value:{width}{form}}"
 
     return (
-        f"{row.name:36}{row.vgprs:6}{row.spills:7}{row.lds_bytes:7}{row.waves_per_simd:7.1f}{row.dot2:6}"
-        f"{row.dot2_share:7.3f}{cell(row.valu_clocks, 7, '.0f')}{cell(row.lds_clocks, 7, '.0f')}"
-        f"{cell(row.lds_clocks_worst, 7, '.0f')}{row.barriers:4}{row.branches_in_loop:3}"
-        f"{cell(row.mca_cycles, 8, '.0f')}"
-        f"{cell(row.bound_tflops, 8, '.1f')}{cell(row.bound_share, 7, '.1%')}"
+        f"{row.name:36}{row.vgprs:6}{row.spills:7}{row.scratch_bytes:8}{row.lds_bytes:7}"
+        f"{row.waves_per_simd:7.1f}{row.dot2:6}{row.dot2_share:7.3f}{row.valu_clocks:7.0f}"
+        f"{cell(row.lds_clocks, 7, '.0f')}{cell(row.lds_clocks_worst, 7, '.0f')}{row.barriers:4}"
+        f"{row.branches_in_loop:3}{cell(row.mca_cycles, 8, '.0f')}{cell(row.bound_tflops, 8, '.1f')}"
+        f"{cell(row.bound_share, 7, '.1%')}"
     )
 
 

@@ -8,48 +8,64 @@ machine code.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from soak_kernels.gfx906.build import Build, build
+from soak_kernels.gfx906.build import Build, build, specialization
 from soak_kernels.gfx906.emulator import Emulator, Execution
 from soak_kernels.gfx906.findings import Finding
 from soak_kernels.gfx906.parse import parse
 from soak_kernels.launch import Call
 
 
-class EmulatedCard:
-    """Runs calls one after the other; keeps what they found. `alter` changes the assembly before it runs (to
-    plant a fault)."""
+def execute(
+    emulator: Emulator,
+    built: Build,
+    call: Call,
+    *,
+    workgroups: Iterable[tuple[int, int, int]] | None = None,
+    count_lds: bool = False,
+) -> Execution:
+    """Run a call, or only some workgroups of it, by an emulator of its build; results go into its tensors,
+    which lie on the CPU. Options and errors as `Emulator.run`."""
+    values = [call.arguments[name] for name in built.arguments]
+    return emulator.run(
+        [x.numpy() if isinstance(x, torch.Tensor) else x for x in values],
+        grid=(call.n_programs, 1, 1), num_warps=built.num_warps, lds_bytes=built.lds_bytes,
+        workgroups=workgroups, count_lds=count_lds,
+    )  # fmt: skip
 
-    def __init__(self, *, count_lds: bool = False, alter: Callable[[str, str], str] | None = None) -> None:
+
+class EmulatedCard:
+    """Runs calls one after the other. findings: of the calls since they were last cleared.
+
+    alter(name of the kernel, assembly): what to run instead, to plant a fault. Builds are kept for as long as
+    the card: one for each kernel, constants and specialization."""
+
+    def __init__(self, *, alter: Callable[[str, str], str] | None = None) -> None:
         self.findings: list[Finding] = []
-        self.runs: list[tuple[Call, Build, Execution]] = []
-        self._count_lds = count_lds
         self._alter = alter
         self._kept: dict[Any, tuple[Build, Emulator]] = {}
 
     def __call__(self, call: Call) -> None:
-        """Compile (once for each kernel, constants and types) and run. EmulationError where that cannot be
-        done."""
+        """Compile, where that was not done before, and run. EmulationError where that cannot be done."""
         built, emulator = self._prepared(call)
-        values = [call.arguments[name] for name in built.arguments]
-        run = emulator.run(
-            [x.numpy() if isinstance(x, torch.Tensor) else x for x in values],
-            grid=(call.n_programs, 1, 1), num_warps=built.num_warps, lds_bytes=built.lds_bytes,
-            count_lds=self._count_lds,
-        )  # fmt: skip
-        self.findings.extend(run.findings)
-        self.runs.append((call, built, run))
+        self.findings.extend(execute(emulator, built, call).findings)
 
     def _prepared(self, call: Call) -> tuple[Build, Emulator]:
-        types = tuple((name, str(getattr(x, "dtype", type(x)))) for name, x in call.arguments.items())
-        key = (id(call.kernel), types, tuple((n, repr(x)) for n, x in call.constants.items()), call.options)
+        constants = tuple((name, repr(x)) for name, x in call.constants.items())
+        key = (
+            call.kernel.__name__,
+            call.kernel.__module__,
+            constants,
+            repr(specialization(call)),
+            call.options,
+        )
         if key not in self._kept:
-            self._kept[key] = _ready(build(call), self._alter, getattr(call.kernel, "__name__", ""))
+            self._kept[key] = _ready(build(call), self._alter, call.kernel.__name__)
         return self._kept[key]
 
 

@@ -19,18 +19,20 @@ ITERATIONS = 10
 TIMEOUT_S = 120
 
 
-def cycles(body: Iterable[Instruction]) -> float | None:
-    """Cycles a trip; None where the tool is not installed or does not take the text."""
+def cycles(body: Iterable[Instruction]) -> tuple[float | None, str]:
+    """Cycles a trip and the tool's name, or None and why there is no number."""
     tool = shutil.which(TOOL)
     if tool is None:
-        return None
+        return None, f"none, {TOOL} is not installed"
     text = "\n".join(line for line in map(_acceptable, body) if line is not None)
     run = subprocess.run(
         [tool, "-mtriple=amdgcn-amd-amdhsa", "-mcpu=gfx906", f"-iterations={ITERATIONS}"],
         input=text, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
     )  # fmt: skip
     found = re.search(r"Total Cycles:\s+(\d+)", run.stdout)
-    return int(found.group(1)) / ITERATIONS if found else None
+    if found is None:
+        return None, f"none, {TOOL} did not take the text"
+    return int(found.group(1)) / ITERATIONS, TOOL
 
 
 def _acceptable(instruction: Instruction) -> str | None:

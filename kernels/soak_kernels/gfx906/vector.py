@@ -1,10 +1,11 @@
 """The vector instructions. `decode` gives a function that does the instruction for every lane of all waves.
 
-Rounding: to nearest even, subnormals kept, as Triton sets the mode on gfx906. A fused multiply-add is exact
-before its one rounding (computed in float64). v_dot2_f32_f16 adds its two exact products, then the
-accumulator, rounding twice: the card's own order is not documented, and the difference is a last place of
-float32. v_exp, v_log and v_rcp are NumPy's, within a last place of the card's. v_div_scale and v_div_fmas
-pass through and v_div_fixup divides, so a quotient is rounded correctly where the card may be off by one.
+Rounding: to nearest even, subnormals kept, as Triton sets the mode on gfx906. A fused multiply-add of float32
+is computed in float64 and rounded from there, which differs from its one rounding only next to a tie.
+v_dot2_f32_f16 adds its two exact products, then the accumulator, rounding twice: the card's own order is not
+documented, and the difference is a last place of float32. v_exp, v_log and v_rcp are NumPy's, within a last
+place of the card's. v_div_scale passes its value through and v_div_fixup divides, so a quotient is rounded
+correctly where the card may be off by one.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from soak_kernels.gfx906.build import build
 from soak_kernels.gfx906.configurations import configurations
 from soak_kernels.gfx906.emulator import Emulator
 from soak_kernels.gfx906.inspect import inspect_all
-from soak_kernels.gfx906.launch import EmulatedCard
+from soak_kernels.gfx906.launch import EmulatedCard, execute
 from soak_kernels.gfx906.parse import main_loop
 from soak_kernels.reference import relative_l2
 
@@ -27,7 +27,7 @@ BACKWARD: dict[str, Callable[..., Any]] = {
     "mi50": mi50.mi50_backward,
     "mi50_portable": mi50_portable.mi50_portable_backward,
 }
-_CARD = EmulatedCard()  # one for the session: it compiles each kernel once
+_CARD = EmulatedCard()  # of the whole session: it compiles each kernel once
 
 
 def attention(
@@ -48,12 +48,11 @@ def attention(
     q, k, v, do = _inputs(heads, kv_heads, seq_q, seq_k, head_dim, seed)
     if huge:
         q, k = torch.full_like(q, 65504.0), torch.full_like(k, 65504.0)
-    before = len(_CARD.findings)
+    _CARD.findings.clear()
     outputs = _run(_CARD, kernel, q, k, v, do, causal)
     truth = _truth(q, k, v, do, causal)
-    found = _CARD.findings[before:]
     return {
-        "findings": [f"{f.kind}: {f.text}" for f in found],
+        "findings": [f"{f.kind}: {f.text}" for f in _CARD.findings],
         "relative": {name: relative_l2(x, truth[name]) for name, x in outputs.items() if name != "lse"},
         "largest": {name: _largest(x, truth[name]) for name, x in outputs.items()},
         "finite": all(bool(x.isfinite().all()) for name, x in outputs.items() if name != "lse"),
@@ -87,13 +86,8 @@ def barriers(*, name: str) -> dict[str, Any]:
         instructions = tuple(
             replace(i, opcode="s_nop") if n == without else i for n, i in enumerate(program.instructions)
         )
-        run = Emulator(replace(program, instructions=instructions)).run(
-            [x.numpy() if isinstance(x,
-            torch.Tensor) else x for x in (call.arguments[a] for a in built.arguments)],
-            grid=(call.n_programs, 1, 1), num_warps=built.num_warps, lds_bytes=built.lds_bytes,
-            workgroups=[(0, 0, 0)],
-        )  # fmt: skip
-        return dict(run.n_findings)
+        emulator = Emulator(replace(program, instructions=instructions))
+        return dict(execute(emulator, built, call, workgroups=[(0, 0, 0)]).n_findings)
 
     return {
         "untouched": findings(None),

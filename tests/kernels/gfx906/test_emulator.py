@@ -240,6 +240,13 @@ def test_what_is_not_known_is_refused(text: str) -> None:
         Emulator(program_of(text))
 
 
+@pytest.mark.parametrize("within", ["s_nop 0", "s_barrier"])
+def test_a_program_without_an_end(run: Callable[..., Any], within: str) -> None:
+    """A barrier in the loop does not start the count anew."""
+    with pytest.raises(EmulationError, match="does not end within"):
+        run(f".LBB0_1:\n{within}\ns_branch .LBB0_1", np.zeros(1, np.uint32), num_warps=2, steps_most=100)
+
+
 def test_a_launch_that_cannot_be(run: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="lds_bytes is 70000"):
         run("s_nop 0", np.zeros(1, np.uint32), lds_bytes=70_000)

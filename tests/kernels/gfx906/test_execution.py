@@ -28,17 +28,24 @@ def check(answer: dict[str, Any], *, one_key: bool = False) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_equals_float64(emulator: Any, kernel: str, head_dim: int, causal: bool) -> None:
+    """Every product configuration: the three passes of a kernel, on two heads."""
     for seq_len in SEQ_LENS:
         answer = emulator.call("attention", kernel=kernel, head_dim=head_dim, causal=causal, seq_q=seq_len)
         check(answer, one_key=seq_len == 1)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("kernel", "head_dim", "seq_lens"),
+    [("mi50", 64, (1, 17, 130)), ("mi50", 128, (257,)), ("mi50_portable", 64, (17, 130))],
+)
 @pytest.mark.timeout(600)
-def test_equals_float64_in_short(emulator: Any, kernel: str) -> None:
-    """Causal kernels hold the main loop and the masked one; 130 rows enter both, and leave a tail."""
-    for seq_len in (17, 130):
-        check(emulator.call("attention", kernel=kernel, head_dim=64, causal=True, seq_q=seq_len))
+def test_equals_float64_in_short(
+    emulator: Any, kernel: str, head_dim: int, seq_lens: tuple[int, ...]
+) -> None:
+    """Causal kernels hold the main loop and the masked one; 130 and 257 rows enter both, and leave a tail."""
+    for seq_len in seq_lens:
+        answer = emulator.call("attention", kernel=kernel, head_dim=head_dim, causal=True, seq_q=seq_len)
+        check(answer, one_key=seq_len == 1)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -65,22 +72,35 @@ def test_largest_scores(emulator: Any, kernel: str) -> None:
     assert answer["relative"]["dv"] < RELATIVE["dv"]
 
 
+ALL_BUT_FORWARD = [pytest.param(name, marks=pytest.mark.slow) for name in ("dq", "dkv")]
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("pass_", ["forward", "dq", "dkv"])
-@pytest.mark.slow
+@pytest.mark.parametrize("pass_", ["forward", *ALL_BUT_FORWARD])
 @pytest.mark.timeout(900)
 def test_a_planted_over_read_is_found(emulator: Any, kernel: str, pass_: str) -> None:
     assert emulator.call("over_read", kernel=kernel, pass_=pass_, planted=False) == []
     assert "read outside tensors" in emulator.call("over_read", kernel=kernel, pass_=pass_, planted=True)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("pass_", ["forward", *ALL_BUT_FORWARD])
+@pytest.mark.timeout(900)
+def test_mi50_needs_every_barrier(emulator: Any, pass_: str, head_dim: int) -> None:
+    """Whichever barrier of the main loop is taken out, it is missed: the emulator sees each, and there is
+    none too many."""
+    answer = emulator.call("barriers", name=f"mi50-{pass_}-d{head_dim}-full")
+    assert answer["untouched"] == {}
+    assert answer["without"]
+    assert all(found > 0 for found in answer["without"]), answer["without"]
+
+
 @pytest.mark.parametrize("pass_", ["forward", "dq", "dkv"])
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_planted_missing_barrier_is_found(emulator: Any, kernel: str, pass_: str) -> None:
-    """Triton is careful: some barriers only part what one wave wrote and the same wave reads. Those that
-    waves need are missed when they go."""
-    answer = emulator.call("barriers", name=f"{kernel}-{pass_}-d64-full")
+def test_a_planted_missing_barrier_of_mi50_portable_is_found(emulator: Any, pass_: str) -> None:
+    """There Triton places them, and carefully: some part only what one wave wrote and the same wave reads.
+    Those that waves need are missed when they go."""
+    answer = emulator.call("barriers", name=f"mi50_portable-{pass_}-d64-full")
     assert answer["untouched"] == {}
     assert any(found > 0 for found in answer["without"])
