@@ -194,7 +194,8 @@ class _Teller:
         if verified.refusal:
             self.waiting("")
             kernel = verified.about.kernel if verified.about else verified.order.kernel
-            say_error(f"{verified.order.gpu}: {kernel} was not verified whole: {verified.refusal}.")
+            how = "was not verified whole" if verified.results else "could not be verified"
+            say_error(f"{verified.order.gpu}: {kernel} {how}: {verified.refusal.rstrip('.')}.")
 
     def waiting(self, words: str) -> None:
         if is_terminal(sys.stderr):

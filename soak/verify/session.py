@@ -20,9 +20,10 @@ Tell = Callable[[Order, About | Began | Result], None]
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds. `ready_s`: until the subject is there, torch from a cold disk included."""
+    """Seconds. `ready_s`: until the subject is there, with torch from a cold disk and the trial of a kernel
+    before it is chosen."""
 
-    ready_s: float = 300.0
+    ready_s: float = 600.0
     case_s: float = 300.0  # compiling the kernels of a shape included
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,25 @@ def test_prune_says_what_goes_and_asks(machine: Any, tmp_path: Path) -> None:
     nothing = machine.run("db", "prune", "--keep", "1", "--yes", "--database", url)
     assert nothing.returncode == 0
     assert "Nothing is older" in nothing.stdout
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("n", 3, ["two", "one"]), ("y", 0, ["two"])])
+def test_on_a_terminal_prune_asks(
+    machine: Any, tmp_path: Path, answer: str, code: int, left: list[str]
+) -> None:
+    url = filled(tmp_path / "a.db", "one", "two")
+    ours, theirs = os.openpty()
+    command = machine.command("db", "prune", "--keep", "1", "--database", url)
+    child = subprocess.Popen(
+        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    os.write(ours, f"{answer}\n".encode())
+    said, _ = child.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert child.returncode == code, said
+    assert "Remove 1 runs from" in said
+    assert runs_of(url) == left
 
 
 @pytest.mark.parametrize("args", [(), ("--keep", "all"), ("--keep", "-3")], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
@@ -42,6 +43,24 @@ def test_a_kernel_that_hangs_ends_by_the_deadline(machine: Any) -> None:
     root = Xml.fromstring(done.stdout)
     (failure,) = root.findall(".//failure")
     assert "did not finish within 1 s" in failure.attrib["message"]
+
+
+def test_it_can_be_stopped_and_leaves_nobody_behind(machine: Any) -> None:
+    child = machine.start("verify", "integrity", *CPU, "--plant", "hang")
+    machine.wait_for(lambda: "torch.flash_attention_cpu, float32" in machine.log())
+    below = machine.descendants(child.pid)
+    assert below
+    child.send_signal(signal.SIGINT)
+    assert child.wait(20) == 3
+    assert "Stopped before every check was made" in machine.log()
+    machine.wait_for(lambda: not any(machine.is_running(pid) for pid in below), 5)
+
+
+def test_a_kernel_that_cannot_run_here_is_exit_4(machine: Any) -> None:
+    pytest.importorskip("triton")
+    done = machine.run("verify", "gradient", "--device", "cpu", "--kernel", "mi50")
+    assert done.returncode == 4
+    assert "mi50 could not be verified" in done.stderr
 
 
 def test_json(machine: Any) -> None:
