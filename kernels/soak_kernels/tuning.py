@@ -109,12 +109,13 @@ def _generic(pass_: Pass, head_dim: int, dtype: str) -> tuple[TileConfig, str]:
     head_dim: a power of two."""
     wide = head_dim > 128
     if dtype == "float32":
-        block = 16 if wide else 32
-        tile = TileConfig(block, block, head_dim, head_dim, False, 4, 1)
+        block, chunk = (16, 64) if wide else (32, head_dim)
+        tile = TileConfig(block, block, chunk, chunk, False, 4, 1)
         return tile, "float32 products are exact (ieee), not tensor cores, so registers bound the tile"
     if wide:
-        tile = TileConfig(32, 32, head_dim, head_dim, False, 4, 1)
-        return tile, "32 x 32 of a wide head fits 64 KB of on-chip memory"
+        block = 16 if pass_ == "dkv" else 32
+        tile = TileConfig(block, block, head_dim, head_dim, False, 4, 1)
+        return tile, f"{block} x {block} of a wide head fits 64 KB of on-chip memory"
     tile = TileConfig(64, 32, head_dim, head_dim, False, 4, 1)
     if pass_ == "dkv":
         tile = TileConfig(32, 64, head_dim, head_dim, False, 4, 1)
