@@ -29,7 +29,7 @@ def test_what_was_preferred_and_cannot_be_is_told_with_its_reason() -> None:
     old = replace(MI50, triton=(3, 6))
     assert str(choose(old, SHAPE, dtype="float16")) == (
         "mi50_portable: written for gfx906: plain Triton for gfx906: right operands transposed beforehand; "
-        "not mi50, since it needs Triton 3.8 and this is 3.6"
+        "not mi50, since it needs Triton 3.9 and this is 3.6"
     )
     assert choose(MI50, SHAPE, dtype="float32") == Choice(
         "flash_v2",
