@@ -73,7 +73,7 @@ def copy_(source: str, target: str, **flags: Any) -> int:
     ):
         copied = copy_runs(origin, copy)
         n_rows = sum(copied.rows.values())
-        say(f"{len(copied.run_ids)} runs, {n_rows} rows, from {origin.where} to {copy.where}")
+        say(f"{_runs(len(copied.run_ids))}, {n_rows} rows, from {origin.where} to {copy.where}")
     return EXIT_PASS
 
 
@@ -108,16 +108,16 @@ def _prune(database: Database, lease: Lease, old: Sequence[RunSummary], yes: boo
             doomed += [run.info.run_id] if is_ours else []
         says = "goes" if is_ours else "stays: a daemon holds it"
         at_work = when_short(utc(last_at_work_utc_ms(run)))
-        say(f"{run.info.run_id}  last at work {at_work} UTC, {run.n_attempts} attempts  {says}")
+        say(f"{run.info.run_id}  last at work {at_work} UTC, {says}")
     if not doomed:
         return EXIT_PASS
     if not yes and not is_terminal(sys.stdin):
-        raise ConfigError(f"{len(doomed)} runs would be removed from {database.where}; --yes removes them.")
-    if not yes and not click.confirm(f"Remove {len(doomed)} runs from {database.where}?"):
+        raise ConfigError(f"--yes is needed to remove {_runs(len(doomed))} from {database.where} unasked.")
+    if not yes and not click.confirm(f"Remove {_runs(len(doomed))} from {database.where}?"):
         say("Nothing was removed.")
         return EXIT_INCONCLUSIVE
     removed, n_rows = remove(database, lease, doomed)
-    say(f"{len(removed)} runs, {n_rows} rows removed from {database.where}")
+    say(f"{_runs(len(removed))}, {n_rows} rows removed from {database.where}")
     kept_room = vacuum(database)
     if kept_room:
         say_error(f"The file keeps its size ({kept_room}); prune again when nothing else uses it.")
@@ -139,6 +139,10 @@ def _url(what: str, text: str) -> str:
         return read_database(text)
     except Refused as refused:
         raise ConfigError(f"{what}: {refused}.") from refused
+
+
+def _runs(n: int) -> str:
+    return f"{n} run{'s' if n != 1 else ''}"
 
 
 def _words(database: Database) -> str:

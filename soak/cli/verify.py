@@ -188,7 +188,7 @@ class _Teller:
             case Began(round_, case):
                 self.waiting(f"{round_}/{case}")
             case Result():
-                self._say(as_line(order, event, self._kernel))
+                self._say(as_line(order, event, self._kernel, colour=is_terminal(sys.stdout)))
 
     def ended(self, verified: Verified) -> None:
         if verified.refusal:

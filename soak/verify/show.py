@@ -16,6 +16,7 @@ from soak.verify.session import Verified, exit_code
 JSON_VERSION = 1
 FORMATS = ("text", "json", "junit")
 _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.SKIP: "skipped"}
+_COLOURS = {Outcome.OK: 32, Outcome.FAIL: "1;31", Outcome.ERROR: 33, Outcome.SKIP: 34}  # of a terminal
 _SHOWN = 2  # figures of a case that passed: those nearest to their limits
 
 
@@ -31,9 +32,12 @@ def as_heading(order: Order, about: About) -> str:
     return "\n".join(clean(line) for line in lines)
 
 
-def as_line(order: Order, result: Result, kernel: str) -> str:
+def as_line(order: Order, result: Result, kernel: str, *, colour: bool = False) -> str:
     """One case; below one that did not pass, every figure and how to make it again alone."""
-    head = f"  {result.outcome:<5} {result.id:<42} {result.took_s:6.1f} s  {clean(_told(result))}".rstrip()
+    outcome = f"{result.outcome:<5}"
+    if colour:
+        outcome = f"\x1b[{_COLOURS[result.outcome]}m{outcome}\x1b[0m"
+    head = f"  {outcome} {result.id:<42} {result.took_s:6.1f} s  {clean(_told(result))}".rstrip()
     if result.outcome not in (Outcome.FAIL, Outcome.ERROR):
         return head
     margin = " " * 8

@@ -85,7 +85,7 @@ def test_on_a_terminal_prune_asks(
     os.close(ours)
     os.close(theirs)
     assert child.returncode == code, said
-    assert "Remove 1 runs from" in said
+    assert "Remove 1 run from" in said
     assert runs_of(url) == left
 
 
