@@ -32,7 +32,7 @@ class Entry:
 
 
 def catalogue() -> list[Entry]:
-    """The policy's lines, then what gfx906 has of its own (with Triton 3.8 and above)."""
+    """The policy's lines, then what gfx906 has of its own (with Triton 3.9 and above)."""
     entries = [
         Entry(rule.arch, "flash_v2", "product", rule.pass_, rule.head_dim, rule.causal, rule.seq_len_max,
         rule.tile.name,
@@ -41,7 +41,7 @@ def catalogue() -> list[Entry]:
     ]  # fmt: skip
     try:
         from soak_kernels.gfx906.configurations import configurations
-    except ImportError:  # no Triton, or one older than 3.8: gfx906 has nothing that it could compile
+    except ImportError:  # no Triton, or one older than 3.9: gfx906 has nothing that it could compile
         return entries
     return entries + [
         Entry("gfx906", c.kernel, c.role, c.pass_, c.head_dim, c.causal, None, c.tile, c.reason)

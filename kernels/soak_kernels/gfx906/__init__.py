@@ -2,7 +2,7 @@
 
     emulator.py    runs workgroups of a compiled kernel: results, accesses outside tensors, missing barriers
     launch.py      a stand-in for the card: launchers run on it as they are
-    model.py       a stated throughput model of the main loop
+    model.py       what a main loop can reach at most; timing.py: the same with waits and barriers
     inspect.py     one row per configuration: python -m soak_kernels.gfx906.inspect --json
 
 Below them: parse (text -> instructions), machine (what waves hold), operands, scalar, vector, memory and lds

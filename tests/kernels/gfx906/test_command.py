@@ -14,8 +14,8 @@ COLUMNS = {
     "waves_per_simd", "dot2",
 }  # fmt: skip
 OF_GFX906 = {
-    "dot2_share", "valu_clocks", "lds_clocks", "barriers", "branches_in_loop", "mca_cycles", "bound_tflops",
-    "assumptions",
+    "dot2_share", "valu_clocks", "lds_clocks", "barriers", "branches_in_loop", "mca", "mca_cycles",
+    "bound_tflops", "modelled_tflops", "assumptions",
 }  # fmt: skip
 
 
