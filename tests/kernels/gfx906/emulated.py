@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from soak_kernels import mi50, mi50_frame, mi50_portable
-from soak_kernels.gfx906.build import build
+from soak_kernels.gfx906.build import build, specialization
 from soak_kernels.gfx906.configurations import configurations
 from soak_kernels.gfx906.emulator import Emulator
 from soak_kernels.gfx906.inspect import inspect_all
@@ -93,6 +93,13 @@ def barriers(*, name: str) -> dict[str, Any]:
         "untouched": findings(None),
         "without": [findings(place).get("missing barrier", 0) for place in places],
     }
+
+
+def same_build(*, pad_k: int) -> bool:
+    """Whether a launch with other padding than a multiple of 128 shares the build of one with it."""
+    call = next(c for c in configurations() if c.name == "mi50_portable-forward-d64-full").call()
+    other = replace(call, arguments={**call.arguments, "pad_k": pad_k})
+    return specialization(call) == specialization(other)
 
 
 def rows(*, only: str) -> list[dict[str, Any]]:

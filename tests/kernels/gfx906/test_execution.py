@@ -61,6 +61,12 @@ def test_rows_and_keys_differ_and_heads_share_keys(
     check(answer)
 
 
+def test_builds_are_shared_by_what_the_compiler_was_told(emulator: Any) -> None:
+    """As on the card: it is told whether an integer is a multiple of 16."""
+    assert emulator.call("same_build", pad_k=256)
+    assert not emulator.call("same_build", pad_k=130)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.timeout(600)
 def test_largest_scores(emulator: Any, kernel: str) -> None:
