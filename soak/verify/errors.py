@@ -1,11 +1,11 @@
-"""How far a result is from the float64 reference, head by head, in figures with limits."""
+"""How far a result is from the float64 reference, in figures with limits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
-from soak_kernels.reference import reference_slice
+from soak_kernels.reference import reference
 
 from soak.core.records import TensorError
 from soak.load.gradient import Outputs, error_of
@@ -19,15 +19,11 @@ def errors(
     inputs: Inputs, outputs: Outputs, *, causal: bool, names: tuple[str, ...] = Outputs._fields
 ) -> Mapping[str, TensorError]:
     """Of the named outputs, over every (batch, head)."""
-    pairs: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in names}
-    batch, heads = inputs.q.shape[:2]
-    for b in range(batch):
-        for h in range(heads):
-            truth = reference_slice(*(x[b, h] for x in inputs), causal=causal)
-            for name in names:
-                result = getattr(outputs, name)[b, h].detach().cpu()
-                pairs[name].append(_held(result, getattr(truth, name)))
-    return {name: error_of(name, *(torch.stack(x) for x in zip(*pairs[name], strict=True))) for name in names}
+    truth = reference(*inputs, causal=causal)
+    return {
+        name: error_of(name, *_held(getattr(outputs, name).detach().cpu(), getattr(truth, name)))
+        for name in names
+    }
 
 
 def _held(result: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -60,17 +60,12 @@ def verify(order: Order, environment: Mapping[str, str], patience: Patience, tel
     so_far = Verified(order, None, ())
     for _ in range(1 + RESTARTS_MOST):
         done = tuple(result.id for result in so_far.results)
-        heard = _one_child(replace_done(order, done), environment, patience, tell)
+        heard = _one_child(msgspec.structs.replace(order, done=done), environment, patience, tell)
         about = so_far.about or heard.about
         so_far = Verified(order, about, so_far.results + heard.results, heard.refusal)
         if not heard.refusal or heard.about is None:
             return so_far
     return replace(so_far, refusal=f"{so_far.refusal}; its rest was not made after {RESTARTS_MOST} restarts")
-
-
-def replace_done(order: Order, done: tuple[str, ...]) -> Order:
-    """The same order without the cases that are done."""
-    return msgspec.structs.replace(order, done=done)
 
 
 def _one_child(order: Order, environment: Mapping[str, str], patience: Patience, tell: Tell) -> Verified:

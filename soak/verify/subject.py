@@ -27,10 +27,11 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Subject:
-    """`attend(inputs, causal)`: forward and backward of q, do [B, H, Sq, D] and k, v [B, H, Sk, D]; causal is
-    aligned at the bottom right. `forward(q, k, v, causal)`: O alone.
+    """`attend(inputs, causal)`: forward and backward of q, do [B, H, Sq, D] and k, v [B, Hkv, Sk, D]; causal
+    is aligned at the bottom right. `forward(q, k, v, causal)`: O alone.
 
-    `head_dims`: the load's first. `rectangular`: the masks with which Sq may differ from Sk.
+    `head_dims`: the load's first. `rectangular`: the masks with which Sq may differ from Sk. `grouped`: Hkv
+    may be a divisor of H.
     `extreme_gradients`: "" where gradients stay finite whatever the scores are; else why they do not.
     `engine`: one of ENGINES; a round takes its shapes by it, for a CPU can afford less than a card.
     """
@@ -42,6 +43,7 @@ class Subject:
     attend: Attend
     forward: Forward
     rectangular: tuple[bool, ...] = (False, True)
+    grouped: bool = True
     extreme_gradients: str = ""
     engine: str = "gpu"
 
@@ -98,6 +100,7 @@ def _of_cpu(order: Order) -> Subject:
         attend,
         forward,
         rectangular=(False,),  # the load has no other; PyTorch aligns its mask at the top left
+        grouped=False,
         extreme_gradients="PyTorch's backward takes exp(score - LSE), which overflows from scores of 1e8 on",
         engine="cpu",
     )
@@ -136,7 +139,7 @@ def _of_kernels(order: Order, device: torch.device, versions: Mapping[str, str])
 
     def attend(inputs: Inputs, causal: bool) -> Outputs:
         q, k, v = (x.detach().requires_grad_() for x in inputs[:3])
-        o, lse = attention(q, k, v, is_causal=causal, kernel=kernel, return_lse=True)
+        o, lse = attention(q, k, v, is_causal=causal, enable_gqa=True, kernel=kernel, return_lse=True)
         gradients = torch.autograd.grad(o, (q, k, v), inputs.do)
         return Outputs(o.detach(), lse, *gradients)
 
