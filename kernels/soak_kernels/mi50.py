@@ -8,8 +8,8 @@ but the order of instructions hides a latency.
 * Every LDS buffer is swizzled by the rows that a thread takes together, so that such a read has no bank
   conflict. The operand right of a product over rows (V in P V) is transposed in registers on its way into
   LDS, so nothing is transposed in memory beforehand.
-* Operands are read from LDS one chunk ahead of the products (`sched_barrier` keeps the compiler from undoing
-  it).
+* In main loops operands are read from LDS one chunk ahead of the products (`sched_barrier` keeps the compiler
+  from undoing it).
 * Before each barrier gfx906 waits for every load that is under way. So a load is issued behind a barrier
   (`gl.barrier()` says where), and a product or the softmax comes before the next one.
 * No masks in the main loop: the last tile begins at S - BLOCK and the columns that were done before are
