@@ -77,6 +77,7 @@ def _run_json(url: str) -> str:
 def _follow(where: str, show: Show) -> Document:
     """Until the run has ended, or its daemon is lost: the last report. CannotRun where there was none."""
     last: Document | None = None
+    said = ""
     heard_s = time.monotonic()
     while True:
         asked_s = time.monotonic()
@@ -84,7 +85,9 @@ def _follow(where: str, show: Show) -> Document:
             last = _fetch(where)
             heard_s = time.monotonic()
         except _NotYet as not_yet:
-            log.info("%s: %s", where, not_yet)
+            if str(not_yet) != said:
+                said = str(not_yet)
+                log.info("%s: %s", where, said)
             heard_s = time.monotonic()
         except _Away as away:
             if last is None:
