@@ -2,10 +2,10 @@
 and written for each block of keys.
 
 After Dao et al., "FlashAttention" (arXiv 2205.14135), algorithm 1: one program a (batch, head), as the first
-kernels had it. It is here to be compared with `flash_v2`, which turned the loops round: by the count of bytes
-(`bytes_moved`) it writes O once a block of keys. O is float32 between the blocks, since a sum that is rounded
-to half in each of them would lose digits with their number. The block is the largest that fits the card by
-the rule 2 B + 3 B D + B^2 (`tuning.largest_block`). The backward is flash_v2's.
+kernels had it. It is here to be compared with `flash_v2`, which turned the loops round: this one writes O
+once for each block of keys (`flops.flash_v1_bytes` counts). O is float32 between the blocks, since a sum that
+is rounded to half in each of them would lose digits with their number. The block is the largest that fits the
+card by the rule 2 B + 3 B D + B^2 (`tuning.largest_block`). The backward is flash_v2's.
 
 Tensors, causal and numerics as in flash_v2.py.
 """
@@ -211,13 +211,3 @@ def backward(
         q, k, v, o, lse, do, causal=causal, scale=scale, out=out, launch=launch,
         workspace=None if workspace is None else workspace.backward,
     )  # fmt: skip
-
-
-def bytes_moved(shape: Shape, block: int, element_size: int) -> tuple[int, int]:
-    """Read and written by a full forward, by the count: K and V once, Q, O and the statistics once a block of
-    keys. (What is zeroed first, and a last conversion to half, is left out.)"""
-    n_blocks = -(-shape.seq_k // block)
-    rows = shape.n_heads * shape.seq_q
-    once = 2 * shape.n_kv_heads * shape.seq_k * shape.head_dim * element_size
-    state = rows * (shape.head_dim * 4 + 8)
-    return once + n_blocks * (rows * shape.head_dim * element_size + state), n_blocks * state

@@ -163,7 +163,7 @@ def checked(
 def shape_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Shape:
     """Of three tensors whose shapes belong together; ValueError where they do not."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 4 or 0 in x.shape:
+        if x.dim() != 4 or not x.numel():
             raise ValueError(
                 f"{name} has shape {list(x.shape)}; legal: [batch, heads, rows, head_dim], each at least 1"
             )
@@ -223,12 +223,15 @@ def check_tensor(
 def check_apart(written: Mapping[str, torch.Tensor], read: Mapping[str, torch.Tensor]) -> None:
     """ValueError where a tensor that is written shares memory with any other: what one program writes,
     another still reads. Tensors that are only read may."""
-    spans = [(x.data_ptr(), x.data_ptr() + x.numel() * x.element_size(), name)
-             for name, x in (*written.items(), *read.items())]  # fmt: skip
-    for i, (begin, end, name) in enumerate(spans[: len(written)]):
-        for other_begin, other_end, other in spans[i + 1 :]:
-            if begin < other_end and other_begin < end:
-                raise ValueError(f"{name} overlaps {other} in memory; legal: a tensor of its own")
+    before: list[tuple[int, int, str]] = []
+    for name, x in (*read.items(), *written.items()):
+        begin = x.data_ptr()
+        end = begin + x.nbytes
+        if name in written:
+            for other_begin, other_end, other in before:
+                if begin < other_end and other_begin < end:
+                    raise ValueError(f"{name} overlaps {other} in memory; legal: a tensor of its own")
+        before.append((begin, end, name))
 
 
 def outputs(

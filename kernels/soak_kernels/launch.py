@@ -50,9 +50,17 @@ def on_card(call: Call) -> None:
     """By Triton, on the current stream of the card where the tensors are (which need not be the current
     card). ValueError where they are on none, unless Triton interprets."""
     first = next(x for x in call.arguments.values() if isinstance(x, torch.Tensor))
-    if first.device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if first.is_cuda:
+        if first.get_device() != torch.cuda.current_device():
+            with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
+                _launch(call)
+            return
+    elif not triton.knobs.runtime.interpret:
         raise ValueError(
             f"q is on {first.device}; legal: a GPU, or the CPU with TRITON_INTERPRET=1 set before triton"
         )
-    with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
-        call.kernel[(call.n_programs,)](**call.arguments, **call.constants, **call.options.as_keywords())
+    _launch(call)
+
+
+def _launch(call: Call) -> None:
+    call.kernel[(call.n_programs,)](**call.arguments, **call.constants, **call.options.as_keywords())

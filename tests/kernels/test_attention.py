@@ -255,7 +255,7 @@ def test_a_kernel_takes_only_what_is_laid_out_for_it(interpreter: Any, kernel: s
         "legal: contiguous (o.contiguous() makes it so)",
         "do": "do has dtype bfloat16; legal: float16",
         "rows of lse": "lse has shape [1, 1, 17]; legal: [1, 2, 17]",
-        "one gradient for two": "dk overlaps dv in memory; legal: a tensor of its own",
+        "one gradient for two": "dv overlaps dk in memory; legal: a tensor of its own",
         "launched": "0",
     }
     if kernel != "mi50_portable":
