@@ -19,15 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from soak_kernels import digest_kernels, flash_v2, frame
+from soak_kernels.launch import Call
 from soak_kernels.tuning import PASSES, POLICY, PRODUCT_HEAD_DIMS, TileConfig, choose
 
 TRITON_OF_GFX906 = (3, 8)
-_POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
+_POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64"}
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,30 @@ def compile_first(arch: str, *, dtype: str = "float16") -> CompiledKernel:
     Triton raises, and ValueError as `compile_all`."""
     target = _target(arch)
     return _compile(next(iter(_jobs(arch, (dtype,), seq_len=1024))), arch, target)
+
+
+def compile_call(call: Call, arch: str) -> dict[str, Any]:
+    """Compile what a launcher would launch (`launch=calls.append` gathers it), for tensors like those of the
+    call: vgprs, spills, scratch_bytes, ... as in `CompiledKernel`, and lds_bytes. Errors as `compile_all`."""
+    target, kernel = _target(arch), call.kernel
+    types = {name: _type_of(x) for name, x in call.arguments.items()}
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    nothing = {name: None for name, x in call.arguments.items() if x is None}
+    source = ASTSource(
+        kernel,
+        signature,
+        constexprs={**call.constants, **nothing},
+        attrs=_attributes(kernel, signature, target),
+    )
+    compiled = triton.compile(source, target=target, options=call.options.as_keywords())
+    return {**_facts(compiled, target), "lds_bytes": int(compiled.metadata.shared)}
+
+
+def _type_of(x: Any) -> str:
+    """Triton's name for the type of an argument."""
+    if isinstance(x, torch.Tensor):
+        return _POINTERS[str(x.dtype).removeprefix("torch.")]
+    return "constexpr" if x is None else "fp32" if isinstance(x, float) else "i32"
 
 
 def _target(arch: str) -> GPUTarget:
@@ -194,24 +220,10 @@ def _signature(kernel: Any, dtype: str, constants: dict[str, Any]) -> dict[str, 
 
 
 def _compile(job: _Job, arch: str, target: GPUTarget) -> CompiledKernel:
-    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
-    for i, name in enumerate(job.kernel.arg_names):
-        if job.signature[name] == "constexpr":
-            continue
-        if job.signature[name].startswith("*"):
-            attributes[(i,)] = [["tt.divisibility", 16]]
-            if target.backend == "hip":
-                attributes[(i,)].append(["tt.pointer_range", 32])
-        elif name in ("pad", "pad_q", "zero"):
-            attributes[(i,)] = [["tt.divisibility", 16]]
+    attributes = _attributes(job.kernel, job.signature, target)
     source = ASTSource(job.kernel, job.signature, constexprs=job.constants, attrs=attributes)
     compiled = triton.compile(
         source, target=target, options={"num_warps": job.num_warps, "num_stages": job.num_stages}
-    )
-    facts = (
-        _amd_facts(compiled.asm["amdgcn"])
-        if target.backend == "hip"
-        else _nvidia_facts(compiled.asm["cubin"], compiled.asm["ptx"])
     )
     return CompiledKernel(
         name=job.name,
@@ -225,8 +237,29 @@ def _compile(job: _Job, arch: str, target: GPUTarget) -> CompiledKernel:
         lds_bytes=int(compiled.metadata.shared),
         triton=triton.__version__,
         reason=job.reason,
-        **facts,
+        **_facts(compiled, target),
     )
+
+
+def _attributes(
+    kernel: Any, signature: dict[str, str], target: GPUTarget
+) -> dict[tuple[int, ...], list[list[Any]]]:
+    """What the JIT would see of the arguments' values: aligned pointers, padded counts."""
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for i, name in enumerate(kernel.arg_names):
+        if signature[name].startswith("*"):
+            attributes[(i,)] = [["tt.divisibility", 16]]
+            if target.backend == "hip":
+                attributes[(i,)].append(["tt.pointer_range", 32])
+        elif name in ("pad", "pad_q", "pad_k", "zero") and signature[name] != "constexpr":
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    return attributes
+
+
+def _facts(compiled: Any, target: GPUTarget) -> dict[str, Any]:
+    if target.backend == "hip":
+        return _amd_facts(compiled.asm["amdgcn"])
+    return _nvidia_facts(compiled.asm["cubin"], compiled.asm["ptx"])
 
 
 def _amd_facts(text: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from soak_kernels.members import MEMBERS
 
 LDS_LIMIT = {"gfx906": 64 * 1024, "sm_90": 227 * 1024}
 N_ATTENTION = 3 * 2 * 2  # passes, head dims, masks
@@ -31,3 +32,24 @@ def test_product_kernels_fit_the_registers(compiler: Any, arch: str) -> None:
 @pytest.mark.parametrize("arch", ["gfx", "hopper", ""])
 def test_an_architecture_that_cannot_exist(compiler: Any, arch: str) -> None:
     assert compiler.call("refusal", arch=arch) == f"arch is {arch!r}; legal: sm_<number> or gfx<number>"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kernel", [name for name, member in MEMBERS.items() if member.arch is None])
+@pytest.mark.parametrize(
+    ("seq", "heads", "head_dim", "causal", "dtype"),
+    [((130, 70), (4, 2), 96, True, "bfloat16"), ((70, 130), (2, 2), 256, False, "float32")],
+)
+def test_every_kernel_compiles_for_what_only_some_shapes_need(
+    compiler: Any, kernel: str, seq: Any, heads: Any, head_dim: int, causal: bool, dtype: str
+) -> None:
+    """The interpreter takes what the compiler does not."""
+    rows = compiler.call(
+        "lineage", kernel=kernel, arch="sm_90", seq=seq, heads=heads, head_dim=head_dim, causal=causal,
+        dtype=dtype,
+    )  # fmt: skip
+    assert len(rows) >= 4
+    for row in rows:
+        assert row["lds_bytes"] <= LDS_LIMIT["sm_90"], row
+        assert row["scratch_bytes"] < 1024, row
