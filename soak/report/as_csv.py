@@ -13,7 +13,8 @@ from dataclasses import fields
 from io import StringIO
 
 from soak.core.records import ECC_KINDS, Quantity, Stats
-from soak.report.document import Card, Document, Sample
+from soak.report.card_document import Card, Sample
+from soak.report.document import Document
 from soak.report.wording import clean
 
 STATS = tuple(field.name for field in fields(Stats))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from soak.report.document import Card, Criterion, Document
+from soak.report.card_document import Card, Criterion
+from soak.report.document import Document
 from soak.report.junit import Case, Outcome, Suite, junit
 from soak.report.wording import clean
 

@@ -14,6 +14,7 @@ from soak.core.records import Attempt, Finding, Incident, RunRecord, State, Verd
 from soak.core.verdict import CardJudgement, Judgement
 from soak.core.verdict import judgement as judgement_of
 from soak.report import advice, figures
+from soak.report import card_document as c
 from soak.report import document as d
 from soak.report.wording import limit_text, title, utc, value_text
 
@@ -150,10 +151,10 @@ def _attempt(attempt: Attempt) -> d.AttemptLine:
     )
 
 
-def _card(record: RunRecord, card: CardJudgement, judgement: Judgement, protocol: Protocol) -> d.Card:
+def _card(record: RunRecord, card: CardJudgement, judgement: Judgement, protocol: Protocol) -> c.Card:
     device = card.device
     rows = figures.CardRows(record, device, protocol)
-    return d.Card(
+    return c.Card(
         gpu=device.gpu,
         index=device.index,
         vendor=device.vendor,
@@ -186,10 +187,10 @@ def _card(record: RunRecord, card: CardJudgement, judgement: Judgement, protocol
     )
 
 
-def _criterion(f: Finding, record: RunRecord, judgement: Judgement, protocol: Protocol) -> d.Criterion:
+def _criterion(f: Finding, record: RunRecord, judgement: Judgement, protocol: Protocol) -> c.Criterion:
     attempt = _deciding(f, record.attempts, judgement)
     first_ms = figures.utc_at(attempt, f.at_ms) if attempt is not None and f.at_ms is not None else None
-    return d.Criterion(
+    return c.Criterion(
         criterion=f.criterion,
         state=str(f.state),
         required=f.required,
@@ -238,17 +239,17 @@ def _incident(i: Incident) -> d.IncidentLine:
 
 
 def _advice(
-    cards: Sequence[d.Card], incidents: Sequence[d.IncidentLine], *, unproven: bool
+    cards: Sequence[c.Card], incidents: Sequence[d.IncidentLine], *, unproven: bool
 ) -> tuple[d.Advice, ...]:
     """For each kind of trouble of this run, once, with the cards it befell. `unproven`: also for what is
     unknown, which in a run that goes on is no trouble."""
     befell: dict[tuple[str, advice.Remedy], dict[str, None]] = {}
     for card in cards:
-        for c in card.criteria:
-            remedy = advice.FINDINGS.get(f"{c.criterion}/{c.state}")
-            told = c.state == "fail" or (unproven and not c.waived)
-            if remedy is not None and c.required and told:
-                befell.setdefault((f"{c.criterion}: {c.state}", remedy), {})[card.gpu] = None
+        for found in card.criteria:
+            remedy = advice.FINDINGS.get(f"{found.criterion}/{found.state}")
+            told = found.state == "fail" or (unproven and not found.waived)
+            if remedy is not None and found.required and told:
+                befell.setdefault((f"{found.criterion}: {found.state}", remedy), {})[card.gpu] = None
     for incident in incidents:
         remedy = advice.INCIDENTS.get(incident.kind)
         if remedy is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from soak.report import card_document as c
 from soak.report import document as d
 from soak.report import wording as w
 from soak.report.sections import Block, Column, Facts, Section, Table
@@ -30,7 +31,7 @@ def card_section(document: d.Document, index: int) -> Section:
     return Section(title, tuple(block for block in blocks if block is not None), index)
 
 
-def _identity(card: d.Card) -> Facts:
+def _identity(card: c.Card) -> Facts:
     limits = [
         f"slows down at {w.number(card.slowdown_c)} °C" if card.slowdown_c is not None else "",
         f"power cap {w.number(card.power_cap_w)} W" if card.power_cap_w is not None else "",
@@ -53,7 +54,7 @@ def _identity(card: d.Card) -> Facts:
     return Facts(tuple((label, text) for label, text in rows if text))
 
 
-def _ecc(ecc: d.Ecc) -> str:
+def _ecc(ecc: c.Ecc) -> str:
     if not ecc.supported:
         return f"not available: {w.clean(ecc.reason)}"
     if ecc.since_t0 is None:
@@ -63,7 +64,7 @@ def _ecc(ecc: d.Ecc) -> str:
     return f"errors since t0: {counted}{doubt}"
 
 
-def _baseline(ecc: d.Ecc) -> str:
+def _baseline(ecc: c.Ecc) -> str:
     shown = [
         f"{w.clean(c.name)} {w.number(c.value) if c.value is not None else w.clean(c.reason)}"
         for c in ecc.baseline[:BASELINE_SHOWN]
@@ -72,7 +73,7 @@ def _baseline(ecc: d.Ecc) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _criteria(card: d.Card) -> Table:
+def _criteria(card: c.Card) -> Table:
     columns = (
         Column("criterion"),
         Column("state", "state"),
@@ -93,7 +94,7 @@ def _criteria(card: d.Card) -> Table:
     return Table("Criteria", columns, rows)
 
 
-def _because(c: d.Criterion) -> str:
+def _because(c: c.Criterion) -> str:
     parts = [w.clean(c.reason)]
     if c.cause:
         parts.append(f"cause: {w.clean(c.cause)}")
@@ -106,7 +107,7 @@ def _because(c: d.Criterion) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _figures(card: d.Card) -> Facts:
+def _figures(card: c.Card) -> Facts:
     coverage, use, work, integrity = card.coverage, card.utilisation, card.throughput, card.integrity
     rows = [
         (
@@ -130,19 +131,19 @@ def _figures(card: d.Card) -> Facts:
     return Facts(tuple((label, text) for label, text in rows if text))
 
 
-def _worst(window: d.Window | None) -> str:
+def _worst(window: c.Window | None) -> str:
     if window is None or window.share >= 1:
         return ""
     return f"; worst window {w.clock(window.start_s)} to {w.clock(window.end_s)}: {w.percent(window.share)}"
 
 
-def _work(work: d.Throughput) -> str:
+def _work(work: c.Throughput) -> str:
     if work.tflops_mean is None:
         return "none recorded"
     return f"{w.reading(work.tflops_mean)} TFLOP/s on the whole, {work.n_steps:,} steps"
 
 
-def _drift(work: d.Throughput, elapsed_s: float) -> str:
+def _drift(work: c.Throughput, elapsed_s: float) -> str:
     if work.drift_pct is None or work.first_pct is None or work.last_pct is None:
         return ""
     part = "hour" if elapsed_s >= 7200 else "half"
@@ -159,7 +160,7 @@ def _plus_minus(half_width: float | None) -> str:
     return "" if half_width is None else f" ± {half_width:.2f}"
 
 
-def _compared(integrity: d.Integrity) -> str:
+def _compared(integrity: c.Integrity) -> str:
     text = (
         f"{integrity.n_compared:,} of {integrity.n_due:,} comparisons due, in "
         f"{integrity.n_rotations_compared} of {integrity.n_rotations_due} rotations: "
@@ -172,7 +173,7 @@ def _compared(integrity: d.Integrity) -> str:
     return text
 
 
-def _readings(card: d.Card) -> Table | None:
+def _readings(card: c.Card) -> Table | None:
     columns = (
         Column("reading"),
         Column("unit"),
@@ -199,7 +200,7 @@ def _readings(card: d.Card) -> Table | None:
     return Table("Readings", columns, tuple(rows)) if rows else None
 
 
-def _gradient(card: d.Card) -> Table | None:
+def _gradient(card: c.Card) -> Table | None:
     columns = (
         Column("tensor"),
         *(Column(name, "figure") for name in ("max abs", "limit", "relative L2", "limit", "NaN, inf")),
@@ -224,7 +225,7 @@ def _within(within: bool | None) -> str:
     return w.NOT_KNOWN if within is None else w.STATE_WORDS["pass" if within else "fail"]
 
 
-def _rates(card: d.Card) -> Table | None:
+def _rates(card: c.Card) -> Table | None:
     columns = (
         Column("seq_len"),
         Column("mask"),
@@ -242,7 +243,7 @@ def _rates(card: d.Card) -> Table | None:
     return Table("Work by shape, TFLOP/s", columns, rows) if rows else None
 
 
-def _checks(card: d.Card) -> Table | None:
+def _checks(card: c.Card) -> Table | None:
     columns = (
         *(Column(name, "figure") for name in ("attempt", "check", "at", "seq_len")),
         Column("mask"),
@@ -268,7 +269,7 @@ def _checks(card: d.Card) -> Table | None:
     return Table("Every gradient check", columns, rows, detail=True) if rows else None
 
 
-def _rotations(card: d.Card) -> Table | None:
+def _rotations(card: c.Card) -> Table | None:
     columns = (
         *(Column(name, "figure") for name in ("attempt", "rotation", "at", "seq_len")),
         Column("mask"),

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from soak.report.document import Card, Document, Sample
+from soak.report.card_document import Card, Sample
+from soak.report.document import Document
 from soak.report.wording import clean, clock, duration
 
 WIDTH, HEIGHT = 940, 210

@@ -19,7 +19,7 @@ from soak.core.records import (
     Slot,
     TensorError,
 )
-from soak.report import document as d
+from soak.report import card_document as d
 from soak.report.throughput import paces, throughput
 from soak.report.wording import utc
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from soak.report import card_document as c
 from soak.report import document as d
 from soak.report import wording as w
 
@@ -150,7 +151,7 @@ def _pairs(items: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{w.clean(key)} {w.clean(value)}" for key, value in items)
 
 
-def _cards(cards: Sequence[d.Card]) -> Table:
+def _cards(cards: Sequence[c.Card]) -> Table:
     rows = tuple(
         (
             w.clean(card.gpu),

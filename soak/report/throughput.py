@@ -9,7 +9,7 @@ from statistics import fmean, variance
 
 from soak.core.protocol import Protocol
 from soak.core.records import Quantity, Rotation, Slot
-from soak.report.document import RateBand, Throughput
+from soak.report.card_document import RateBand, Throughput
 
 HOUR_MS = 3_600_000
 Z_95 = 1.96  # standard errors to either side of a mean that hold 95 %

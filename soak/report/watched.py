@@ -25,7 +25,8 @@ from soak.core.records import (
     Verdict,
 )
 from soak.core.snapshot import CardSnapshot, Snapshot
-from soak.report.document import SCHEMA, SCHEMA_VERSION, Card, Document, Plan, Sample
+from soak.report.card_document import Card, Sample
+from soak.report.document import SCHEMA, SCHEMA_VERSION, Document, Plan
 
 INCIDENTS_KEPT = 20
 
