@@ -79,7 +79,7 @@ def test_rows_are_plain(rows: list[dict[str, Any]]) -> None:
 def test_the_document_s_tiles_are_no_product(emulator: Any) -> None:
     negatives = emulator.call("rows", only="document")
     assert {row["name"].removeprefix("document-") for row in negatives} == {
-        "short", "middle", "long", "default", "checklist", "fastest",
+        "short", "middle", "long", "checklist", "fastest",
     }  # fmt: skip
     for row in negatives:
         assert row["role"] == "negative"
