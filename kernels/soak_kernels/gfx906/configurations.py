@@ -46,8 +46,8 @@ def _of_document(block_m: int, block_n: int, num_stages: int, words: str) -> Til
     )
 
 
-# Tiles that a tuning document gives an MI50 at head_dim 128. None of them can be a product. The default of its
-# table, 128 x 128 in two stages, is left out: it keeps the compiler busy for more than a minute and a half.
+# Tiles that a tuning document gives an MI50 at head_dim 128. None of them can be a product. The default of
+# its table, 128 x 128 in two stages, is left out: the compiler is not done with it after a minute and a half.
 DOCUMENT = {
     "document-short": _of_document(64, 64, 1, "for seq_len up to 512"),
     "document-middle": _of_document(128, 32, 1, "for seq_len up to 2048"),
