@@ -40,14 +40,16 @@ def attention(
     heads: int = 2,
     kv_heads: int = 2,
     seed: int = 0,
-    huge: bool = False,
+    scores: str = "recipe",
 ) -> dict[str, Any]:
-    """Forward and backward on the emulated card, by the product's recipe (huge: the largest float16
-    instead)."""
+    """Forward and backward on the emulated card, by the product's recipe; scores "largest": every q and k the
+    largest float16; "mixed": of either sign and up to the largest."""
     seq_k = seq_q if seq_k is None else seq_k
     q, k, v, do = _inputs(heads, kv_heads, seq_q, seq_k, head_dim, seed)
-    if huge:
+    if scores == "largest":
         q, k = torch.full_like(q, 65504.0), torch.full_like(k, 65504.0)
+    elif scores == "mixed":
+        q, k = ((x.float() * 4e4).clamp(-65504.0, 65504.0).half() for x in (q, k))
     _CARD.findings.clear()
     outputs = _run(_CARD, kernel, q, k, v, do, causal)
     truth = _truth(q, k, v, do, causal)

@@ -71,7 +71,23 @@ def test_builds_are_shared_by_what_the_compiler_was_told(emulator: Any) -> None:
 @pytest.mark.timeout(600)
 def test_largest_scores(emulator: Any, kernel: str) -> None:
     """q = k = 65504: scores of 2.7e11, all equal, so that P is 1 / keys."""
-    answer = emulator.call("attention", kernel=kernel, head_dim=64, causal=True, seq_q=130, huge=True)
+    answer = emulator.call("attention", kernel=kernel, head_dim=64, causal=True, seq_q=130, scores="largest")
+    assert answer["findings"] == []
+    assert answer["finite"]
+    assert answer["relative"]["o"] < RELATIVE["o"]
+    assert answer["relative"]["dv"] < RELATIVE["dv"]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("head_dim", [64, pytest.param(128, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.timeout(600)
+def test_mixed_huge_scores(emulator: Any, kernel: str, head_dim: int, causal: bool) -> None:
+    """Scores up to 1e11 are 1e4 apart in float32: P of the backward is that of the forward only where both add
+    up the products in the same order. Else it would be 0 or infinite."""
+    answer = emulator.call(
+        "attention", kernel=kernel, head_dim=head_dim, causal=causal, seq_q=130, scores="mixed"
+    )
     assert answer["findings"] == []
     assert answer["finite"]
     assert answer["relative"]["o"] < RELATIVE["o"]
