@@ -6,7 +6,6 @@ prepare a backward."""
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -32,6 +31,7 @@ _LOG2_E = tl.constexpr(LOG2_E)
 _LSE_NEVER = tl.constexpr(1e30)
 
 ALIGNMENT = 16  # bytes: what a wide load needs, and what the compiled code was told
+SCALE_LEAST, SCALE_MOST = 2.0**-100, 2.0**100  # times or divided into a score, it stays a normal float32
 PREPARE_BLOCK = 64  # rows a program of the small kernels
 PREPARE_WARPS = 4
 
@@ -163,6 +163,11 @@ def checked(
 def shape_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Shape:
     """Of three tensors whose shapes belong together; ValueError where they do not."""
     for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(f"{name} is of type {type(x).__name__}; legal: torch.Tensor")
+        if x.layout is not torch.strided or x.is_nested:
+            layout = "nested" if x.is_nested else str(x.layout)
+            raise ValueError(f"{name} has the layout {layout}; legal: torch.strided ({name}.to_dense())")
         if x.dim() != 4 or not x.numel():
             raise ValueError(
                 f"{name} has shape {list(x.shape)}; legal: [batch, heads, rows, head_dim], each at least 1"
@@ -193,11 +198,14 @@ def check_kind(
 
 
 def checked_scale(scale: float | None, head_dim: int) -> float:
-    """1 / sqrt(head_dim) where none is given."""
-    scale = head_dim**-0.5 if scale is None else scale
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale is {scale}; legal values: finite and above 0")
-    return scale
+    """1 / sqrt(head_dim) where none is given; ValueError where float32 could not carry it through a row."""
+    if scale is None:
+        return float(head_dim) ** -0.5
+    if isinstance(scale, torch.Tensor) and scale.numel() == 1 and not scale.is_complex():
+        scale = float(scale.detach())
+    if not isinstance(scale, int | float) or not SCALE_LEAST <= scale <= SCALE_MOST:
+        raise ValueError(f"scale is {scale!r}; legal values: a number from 2^-100 to 2^100")
+    return float(scale)
 
 
 def check_tensor(

@@ -71,11 +71,12 @@ def choose(
 
 def copied(**tensors: torch.Tensor) -> tuple[str, ...]:
     """The names of those that `attention` copies before a kernel reads them."""
-    return tuple(name for name, x in tensors.items() if not _is_aligned(x))
+    return tuple(name for name, x in tensors.items() if x.is_neg() or not _is_aligned(x))
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
     """x, or a contiguous copy that begins where a wide load can."""
+    x = x.resolve_neg()  # a lazy minus is in no memory that a kernel reads
     return x if _is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
 
 
@@ -98,7 +99,7 @@ def _checked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, enable_gqa: bool
             f"k has {shape.kv_heads} heads and q {shape.heads}; "
             "legal: as many, or a divisor with enable_gqa=True"
         )
-    if q.device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if q.device.type != "cuda" and not (q.device.type == "cpu" and triton.knobs.runtime.interpret):
         raise ValueError(
             f"q is on {q.device}; legal: a GPU, or the CPU with TRITON_INTERPRET=1 set before triton"
         )
@@ -106,6 +107,8 @@ def _checked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, enable_gqa: bool
 
 
 def _chosen(q: torch.Tensor, shape: Shape, kernel: str) -> tuple[Choice, Card]:
+    if not isinstance(kernel, str):
+        raise ValueError(f"kernel is {kernel!r}; legal values: auto, {', '.join(MEMBERS)}")
     card = card_of(q.device)
     return proven(card, shape, q.device, dtype=frame.dtype_name(q), kernel=kernel), card
 

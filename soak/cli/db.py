@@ -67,10 +67,13 @@ def copy_(source: str, target: str, **flags: Any) -> int:
     Refused where the other one holds a run of the same id. Leases are not copied.
     """
     parse_common(given(flags), os.environ)
-    with (
-        Database.open(_url("SRC", source), readonly=True) as origin,
-        Database.open(_url("DST", target)) as copy,
-    ):
+    with Database.open(_url("SRC", source), readonly=True) as origin:
+        origin.check_current()  # before the other one is made
+        return _copy(origin, _url("DST", target))
+
+
+def _copy(origin: Database, url: str) -> int:
+    with Database.open(url) as copy:
         copied = copy_runs(origin, copy)
         n_rows = sum(copied.rows.values())
         say(f"{_runs(len(copied.run_ids))}, {n_rows} rows, from {origin.where} to {copy.where}")
@@ -89,7 +92,9 @@ def prune(keep: str, yes: bool, **flags: Any) -> int:
     try:
         wanted = Keep.parse(keep)
     except ValueError as error:
-        raise ConfigError(f"--keep {keep!r} is neither runs nor days; write it like 20 or 30d.") from error
+        raise ConfigError(
+            f"--keep {keep!r} is no number of runs or days; write it like 20 or 30d."
+        ) from error
     settings = parse_common(given(flags), os.environ)
     with Database.open(settings.database, readonly=True) as reader:
         reader.check_current()
@@ -133,6 +138,8 @@ def _lease(database: Database, settings: Common) -> Lease:
 
 def _url(what: str, text: str) -> str:
     """A URL as it is, a path as that of a SQLite file."""
+    if not text:
+        raise ConfigError(f"{what} is empty; legal: {_WHERE}")
     if "://" not in text:
         return sqlite_url(Path(text).absolute())
     try:

@@ -217,6 +217,8 @@ def autograd(kernel: str, causal: bool, scale: float | None, heads: list[int], l
         q, k, v, do = (_shifted(x) for x in (q, k, v, do))
     elif layout == "expanded":
         k, v = (x[:, :1].expand_as(x) for x in (k, v))
+    elif layout == "minus":
+        q, k, v, do = (torch._neg_view(x.neg()) for x in (q, k, v, do))
     elif layout == "sliced":
         q, k, v, do = (torch.cat([x, torch.full_like(x, NAN)], -1)[..., :64] for x in (q, k, v, do))
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
@@ -268,8 +270,16 @@ def refusals() -> dict[str, str]:
         "device": {"v": v.to("meta")},
         "heads not divisible": {"k": k[:, :3], "v": v[:, :3], "enable_gqa": True},
         "fewer heads": {"k": k[:, :2], "v": v[:, :2]},
+        "all on meta": {name: x.to("meta") for name, x in (("q", q), ("k", k), ("v", v))},
+        "no tensor": {"q": [[1.0]]},
+        "nothing": {"v": None},
+        "sparse": {"k": k.to_sparse()},
         "scale": {"scale": NAN},
         "negative scale": {"scale": -1.0},
+        "scale that float32 does not hold": {"scale": 1e-46},
+        "scale beyond float32": {"scale": 1e39},
+        "scale in words": {"scale": "1"},
+        "kernel that is no name": {"kernel": ["flash_v2"]},
         "unknown kernel": {"kernel": "flash_v9"},
         "kernel of another head_dim": {
             **{name: x[..., :32] for name, x in (("q", q), ("k", k), ("v", v))},

@@ -200,6 +200,7 @@ def test_extreme_scores(interpreter: Any, kernel: str, kind: str) -> None:
         ("auto", True, 0.3, (4, 2), "rows first"),
         ("flash_v1", True, None, (4, 2), "unaligned"),
         ("naive", False, 0.3, (2, 2), "expanded"),
+        ("flash_v2", True, None, (2, 2), "minus"),
         ("flash_splitkv", True, None, (2, 2), "sliced"),
         ("mi50_portable", True, 0.3, (4, 2), "rows first"),
     ],
@@ -227,6 +228,7 @@ def test_choices_come_with_their_reason(interpreter: Any) -> None:
 
 def test_bad_input_is_refused_by_name(interpreter: Any) -> None:
     shape = "legal: [batch, heads, rows, head_dim], each at least 1"
+    scale = "legal values: a number from 2^-100 to 2^100"
     able = ", ".join(INTERPRETED)
     assert interpreter.call("refusals") == {
         "head_dim": "q has head_dim 100; legal values: multiples of 16 from 32 to 256",
@@ -241,8 +243,16 @@ def test_bad_input_is_refused_by_name(interpreter: Any) -> None:
         "device": "v is on meta; legal: cpu, where q is",
         "heads not divisible": "k has 3 heads; legal: a divisor of q's 4",
         "fewer heads": "k has 2 heads and q 4; legal: as many, or a divisor with enable_gqa=True",
-        "scale": "scale is nan; legal values: finite and above 0",
-        "negative scale": "scale is -1.0; legal values: finite and above 0",
+        "all on meta": "q is on meta; legal: a GPU, or the CPU with TRITON_INTERPRET=1 set before triton",
+        "no tensor": "q is of type list; legal: torch.Tensor",
+        "nothing": "v is of type NoneType; legal: torch.Tensor",
+        "sparse": "k has the layout torch.sparse_coo; legal: torch.strided (k.to_dense())",
+        "scale": f"scale is nan; {scale}",
+        "negative scale": f"scale is -1.0; {scale}",
+        "scale that float32 does not hold": f"scale is 1e-46; {scale}",
+        "scale beyond float32": f"scale is 1e+39; {scale}",
+        "scale in words": f"scale is '1'; {scale}",
+        "kernel that is no name": f"kernel is ['flash_v2']; legal values: auto, {', '.join(MEMBERS)}",
         "unknown kernel": f"kernel is 'flash_v9'; legal values: auto, {', '.join(MEMBERS)}",
         "kernel of another head_dim": "kernel is 'mi50_portable', but it has head_dim 64, 128 and the "
         f"tensors have 32; legal values: auto, {', '.join(LINEAGE)}",

@@ -83,7 +83,7 @@ def test_largest_scores(emulator: Any, kernel: str) -> None:
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 def test_mixed_huge_scores(emulator: Any, kernel: str, head_dim: int, causal: bool) -> None:
-    """Scores up to 1e11 are 1e4 apart in float32: P of the backward is that of the forward only where both add
+    """Scores of 1e11 are 1e4 apart in float32: P of the backward is that of the forward only where both add
     up the products in the same order. Else it would be 0 or infinite."""
     answer = emulator.call(
         "attention", kernel=kernel, head_dim=head_dim, causal=causal, seq_q=130, scores="mixed"
