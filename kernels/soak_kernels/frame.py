@@ -200,7 +200,7 @@ def check_kind(
 def checked_scale(scale: float | None, head_dim: int) -> float:
     """1 / sqrt(head_dim) where none is given; ValueError where float32 could not carry it through a row."""
     if scale is None:
-        return float(head_dim) ** -0.5
+        return float(head_dim**-0.5)
     if isinstance(scale, torch.Tensor) and scale.numel() == 1 and not scale.is_complex():
         scale = float(scale.detach())
     if not isinstance(scale, int | float) or not SCALE_LEAST <= scale <= SCALE_MOST:
