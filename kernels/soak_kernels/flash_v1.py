@@ -192,22 +192,4 @@ def forward(
     return o, lse
 
 
-def backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    do: torch.Tensor,
-    *,
-    causal: bool,
-    scale: float | None = None,
-    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-    workspace: Workspace | None = None,
-    launch: Launch = on_card,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """flash_v2's: which loop was outer in the forward makes no difference to it."""
-    return flash_v2.backward(
-        q, k, v, o, lse, do, causal=causal, scale=scale, out=out, launch=launch,
-        workspace=None if workspace is None else workspace.backward,
-    )  # fmt: skip
+backward = flash_v2.shared_backward  # which loop was outer in the forward makes no difference to a backward

@@ -27,12 +27,12 @@ p_ pointer, b_ block, o_ offsets, m_ mask, n_ count, i_ index.
 # Inside @triton.jit: no annotations, no conditional expressions over types, tuples that grow.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # mypy: disable-error-code=assignment
-# ruff: noqa: RUF005, SIM108
+# ruff: noqa: RUF005, SIM108 - Triton compiles neither (*tuple, x) nor a conditional expression of two types
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -675,6 +675,33 @@ def backward(
     return dq, dk, dv
 
 
+class HasBackward(Protocol):
+    """The scratch of a member that differs from this one in its forward alone."""
+
+    @property
+    def backward(self) -> Workspace: ...
+
+
+def shared_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    do: torch.Tensor,
+    *,
+    causal: bool,
+    scale: float | None = None,
+    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    workspace: HasBackward | None = None,
+    launch: Launch = on_card,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`backward` for a member with scratch of its own: it needs O and the log-sum-exp, not how they came
+    about (which loop was outer, how keys were dealt out)."""
+    space = None if workspace is None else workspace.backward
+    return backward(q, k, v, o, lse, do, causal=causal, scale=scale, out=out, workspace=space, launch=launch)
+
+
 def counts(shape: Shape) -> dict[str, int | None]:
     """The kernels' arguments about rows, keys and heads; None where the kernel is to be compiled without."""
     square = shape.is_square
@@ -716,5 +743,4 @@ def _fitting(
 
 def check_workspace(space: Workspace, q: torch.Tensor, shape: Shape) -> None:
     """ValueError where this scratch was allocated for another shape, type or device."""
-    if (space.shape, space.dtype, space.high.device) != (shape, q.dtype, q.device):
-        raise ValueError("workspace is of another shape, type or device; legal: allocate(q, k, config)")
+    frame.check_workspace((space.shape, space.dtype, space.high.device), q, shape)

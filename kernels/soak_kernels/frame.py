@@ -228,6 +228,12 @@ def check_tensor(
         )
 
 
+def check_workspace(made_for: tuple[Shape, torch.dtype, torch.device], q: torch.Tensor, shape: Shape) -> None:
+    """ValueError where scratch was allocated for another shape, type or device."""
+    if made_for != (shape, q.dtype, q.device):
+        raise ValueError("workspace is of another shape, type or device; legal: allocate(q, k, config)")
+
+
 def check_apart(written: Mapping[str, torch.Tensor], read: Mapping[str, torch.Tensor]) -> None:
     """ValueError where a tensor that is written shares memory with any other: what one program writes,
     another still reads. Tensors that are only read may."""

@@ -53,7 +53,7 @@ def attention(
     choice, card = _chosen(q, shape, kernel)
     used = operation(choice.kernel)
     tensors = (aligned(q), aligned(k), aligned(v))
-    o, lse = _Attention.apply(*tensors, is_causal, scale, used, card)  # type: ignore[no-untyped-call]
+    o, lse = _Attention.apply(*tensors, is_causal, scale, used, card)  # type: ignore[no-untyped-call]  # torch's
     return (o, lse) if return_lse else o
 
 

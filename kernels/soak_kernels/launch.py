@@ -52,7 +52,7 @@ def on_card(call: Call) -> None:
     first = next(x for x in call.arguments.values() if isinstance(x, torch.Tensor))
     if first.is_cuda:
         if first.get_device() != torch.cuda.current_device():
-            with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
+            with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]  # torch's
                 _launch(call)
             return
     elif not triton.knobs.runtime.interpret:

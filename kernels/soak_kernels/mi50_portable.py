@@ -24,7 +24,7 @@ near 65504^2 * 128. Names: p_ pointer, b_ block, o_ offsets, m_ mask, n_ count, 
 # Inside @triton.jit: no annotations, no conditional expressions over types, tuples that grow.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # mypy: disable-error-code=assignment
-# ruff: noqa: RUF005
+# ruff: noqa: RUF005 - Triton does not compile (*tuple, x)
 
 from __future__ import annotations
 

@@ -318,6 +318,5 @@ def _fitting(space: Workspace | None, q: torch.Tensor, k: torch.Tensor, shape: S
     """The caller's workspace if it fits, or a fresh one."""
     if space is None:
         return allocate(q, k, plan("", shape, causal=False, dtype=frame.dtype_name(q)))
-    if (space.shape, space.dtype, space.p.device) != (shape, q.dtype, q.device):
-        raise ValueError("workspace is of another shape, type or device; legal: allocate(q, k, config)")
+    frame.check_workspace((space.shape, space.dtype, space.p.device), q, shape)
     return space

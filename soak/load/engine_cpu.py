@@ -35,7 +35,7 @@ from soak.load.gradient import Outputs, Slice
 from soak.load.integrity import difference, flip_bit_in_place, replay_says
 from soak.load.mismatch import MISMATCHES_TOLD, Place, mismatch
 from soak.load.recipe import Inputs, draw_inputs
-from soak.load.rotation_cpu import RotationCpu, Unit
+from soak.load.rotation_cpu import RotationCpu, Unit, one_copy
 
 KERNEL = "torch.flash_attention_cpu"
 KERNEL_REASON = (
@@ -48,7 +48,7 @@ COPIES_MAX = 64
 
 def attention(inputs: Inputs, causal: bool) -> Outputs:
     """Forward and backward of one head: inputs [1, 1, seq_len, head_dim], outputs [seq_len, …]."""
-    return Outputs(*(tensor[0] for tensor in attention_of_copies(inputs, causal, 1)))
+    return one_copy(attention_of_copies(inputs, causal, 1), 0)
 
 
 def attention_of_copies(inputs: Inputs, causal: bool, copies: int) -> Outputs:
@@ -182,7 +182,7 @@ class EngineCpu:
             if rotation.finish(unit, wrong=golden is not None):
                 self._last_step_boot_ms = boot_ms()
                 self._began.set()
-            self._give_to_check(rotation, unit.head, Outputs(*(tensor[0] for tensor in outputs)))
+            self._give_to_check(rotation, unit.head, one_copy(outputs, 0))
 
     def _prepare(self) -> None:
         """Draws the next rotation's inputs while the current one runs, and goes over when told."""

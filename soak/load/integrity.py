@@ -66,13 +66,6 @@ def replay_says(golden: torch.Tensor, got: torch.Tensor, replayed: torch.Tensor)
     return "repeatable" if same_bits(replayed, got) else "unstable"
 
 
-def flip_bit(tensor: torch.Tensor, row: int, column: int, bit: int) -> torch.Tensor:
-    """A copy of [seq_len, head_dim] with one bit of one element flipped; bit 0 is the least significant."""
-    flipped = tensor.clone(memory_format=torch.contiguous_format)
-    flip_bit_in_place(flipped, row, column, bit)
-    return flipped
-
-
 def flip_bit_in_place(tensor: torch.Tensor, row: int, column: int, bit: int) -> None:
     """Of a contiguous tensor on any device; 16, 32 or 64 bits an element, the topmost not among them."""
     tensor.view(_WORDS[tensor.element_size()])[row, column].bitwise_xor_(1 << bit)

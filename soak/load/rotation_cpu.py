@@ -83,7 +83,7 @@ class RotationCpu:
                 golden = self._golden[unit.head] = Outputs(*(_repeated(each) for each in outputs))
                 self._steps[unit.step].made_golden = True
         if made:
-            self._name_golden(unit.head, self._digest(Outputs(*(each[0] for each in golden))))
+            self._name_golden(unit.head, self._digest(one_copy(golden, 0)))
         return None if all(same_bits(a, b) for a, b in zip(golden, outputs, strict=True)) else golden
 
     def finish(self, unit: Unit, *, wrong: bool) -> bool:
@@ -113,7 +113,7 @@ class RotationCpu:
         """Whether the golden outputs in memory still have their digest: if not, it is they that changed."""
         with self._lock:
             golden = self._golden[head]
-        return self.carries_golden(head, Outputs(*(each[copy] for each in golden)))
+        return self.carries_golden(head, one_copy(golden, copy))
 
     def in_step_since(self) -> int | None:
         with self._lock:
@@ -132,6 +132,11 @@ class RotationCpu:
             self._digests[head] = digests
             if len(self._digests) == self.heads:
                 self._name = golden_name(each for h in range(self.heads) for each in self._digests[h])
+
+
+def one_copy(outputs: Outputs, copy: int) -> Outputs:
+    """Of [copies, …]: that one, [seq_len, …]."""
+    return Outputs(*(each[copy] for each in outputs))
 
 
 def _repeated(tensor: torch.Tensor) -> torch.Tensor:

@@ -78,9 +78,9 @@ class Guarded:
         return fresh if operator in _EMPTY else fresh.copy_(made)
 
 
-class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     def __init__(self, replaced: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self._replaced = replaced
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -84,8 +85,7 @@ def _listen(child: Child[Event], order: Order, patience: Patience, tell: Tell) -
     results: list[Result] = []
     n_heard, deadline_s = 0, patience.ready_s
     while True:
-        n_before = n_heard
-        heard, came = child.wait(lambda events, n=n_before: len(events) > n, deadline_s)  # type: ignore[misc]
+        heard, came = child.wait(partial(_has_more_than, n_heard), deadline_s)
         if not came:
             break
         for event in heard[n_heard:]:
@@ -113,6 +113,10 @@ def _listen(child: Child[Event], order: Order, patience: Patience, tell: Tell) -
         tell(order, results[-1])
         return Verified(order, about, tuple(results), results[-1].says)
     return Verified(order, about, tuple(results), child.why_silent(deadline_s))
+
+
+def _has_more_than(n_heard: int, events: Sequence[Event]) -> bool:
+    return len(events) > n_heard
 
 
 def _cut_short(child: Child[Event], began: Began, deadline_s: float) -> Result:

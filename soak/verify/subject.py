@@ -13,7 +13,7 @@ import torch
 from soak.load.cgroup import allowed_cores
 from soak.load.engine import LoadError
 from soak.load.gradient import Outputs
-from soak.load.recipe import Inputs
+from soak.load.recipe import Inputs, draw_inputs
 from soak.verify.messages import About, Order
 
 Attend = Callable[[Inputs, bool], Outputs]
@@ -46,6 +46,13 @@ class Subject:
     grouped: bool = True
     extreme_gradients: str = ""
     engine: str = "gpu"
+
+    def draw(self, seed: int, *, batch: int, heads: int, seq_len: int) -> Inputs:
+        """The recipe's inputs at the load's head dimension, in its type and on the device."""
+        return draw_inputs(
+            seed, batch=batch, heads=heads, seq_len=seq_len, head_dim=self.head_dims[0], dtype=self.dtype,
+            device=self.device,
+        )  # fmt: skip
 
     @property
     def is_interpreted(self) -> bool:

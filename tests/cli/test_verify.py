@@ -57,7 +57,7 @@ def test_it_can_be_stopped_and_leaves_nobody_behind(machine: Any) -> None:
 
 
 def test_a_kernel_that_cannot_run_here_is_exit_4(machine: Any) -> None:
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="Triton is not installed")
     done = machine.run("verify", "gradient", "--device", "cpu", "--kernel", "mi50")
     assert done.returncode == 4
     assert "mi50 could not be verified" in done.stderr

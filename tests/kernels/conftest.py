@@ -69,7 +69,7 @@ class Child:
 @pytest.fixture(scope="session")
 def interpreter() -> Iterator[Child]:
     """The functions of interpreted.py, where Triton kernels run on the CPU."""
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="Triton is not installed")
     child = Child("interpreted", {"TRITON_INTERPRET": "1"})
     yield child
     child.close()
@@ -78,7 +78,7 @@ def interpreter() -> Iterator[Child]:
 @pytest.fixture(scope="session")
 def compiler() -> Iterator[Child]:
     """The functions of compiled.py, where Triton compiles for cards that are not here."""
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="Triton is not installed")
     child = Child("compiled", {"TRITON_INTERPRET": "0"})
     yield child
     child.close()
@@ -87,7 +87,7 @@ def compiler() -> Iterator[Child]:
 @pytest.fixture(scope="session")
 def emulator() -> Iterator[Child]:
     """The functions of gfx906/emulated.py, where Triton compiles for gfx906 and its code is executed."""
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="Triton is not installed")
     child = Child("gfx906.emulated", {"TRITON_INTERPRET": "0"})
     yield child
     child.close()

@@ -130,5 +130,5 @@ def test_attention_comes_with_its_first_use() -> None:
         "else:\n"
         "    raise AssertionError\n"
     )
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="Triton is not installed")
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(KERNELS)}, timeout=120)

@@ -25,7 +25,7 @@ from soak.load.pool import WORKER
 from soak.load.recipe import Inputs
 from soak.load.streams import HostStreams
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton is not installed")
 from soak.load.engine_gpu import EngineGpu, Rig
 from soak.load.launcher import AHEAD_MAX
 

@@ -9,9 +9,16 @@ from soak_kernels.digest import digest_weights
 from soak.core.protocol import Shape
 from soak.load.engine_cpu import attention, attention_of_copies
 from soak.load.gradient import Outputs
-from soak.load.integrity import difference, flip_bit, flip_bit_in_place, golden_name, replay_says, same_bits
+from soak.load.integrity import difference, flip_bit_in_place, golden_name, replay_says, same_bits
 from soak.load.recipe import Inputs, draw_inputs
-from soak.load.rotation_cpu import RotationCpu, Unit
+from soak.load.rotation_cpu import RotationCpu, Unit, one_copy
+
+
+def flip_bit(tensor: torch.Tensor, row: int, column: int, bit: int) -> torch.Tensor:
+    """A copy with one bit flipped."""
+    flipped = tensor.clone()
+    flip_bit_in_place(flipped, row, column, bit)
+    return flipped
 
 
 @pytest.fixture
@@ -129,7 +136,7 @@ def test_a_wrong_output_gives_the_golden_one_it_differs_from(rotation: RotationC
     golden = rotation.settle(Unit(1, 0), wrong)
     assert golden is not None
     assert difference(golden.dk[copy], wrong.dk[copy]) is not None
-    assert rotation.carries_golden(0, Outputs(*(each[copy] for each in wrong))) is False
+    assert rotation.carries_golden(0, one_copy(wrong, copy)) is False
     assert rotation.golden_intact(0, copy) is True
     golden.dk[copy][0, 0] += 1.0  # the golden copy in memory went bad
     assert rotation.golden_intact(0, copy) is False

@@ -9,7 +9,7 @@ import torch
 
 from soak.load.engine import LoadError
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton is not installed")
 
 from soak_kernels import functional
 from soak_kernels.members import MEMBERS, Card

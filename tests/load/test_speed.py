@@ -78,7 +78,7 @@ def test_what_ended_a_worker(error: Exception, kind: str) -> None:
 
 
 def test_every_configuration_and_mask_is_compiled_once() -> None:
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="Triton is not installed")
     from soak_kernels.tuning import plan
 
     from soak.load.kernel_gpu import TritonKernel

@@ -297,7 +297,7 @@ def _beside(
 
     try:
         forward_ms, backward_ms, theirs = run()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - a peer may fail to run here in any way; its row says how
         return Row(f"{where}, {name}", f"{type(error).__name__}: {str(error).splitlines()[0][:100]}", None)
     ratios = (forward_ms / ms[0], backward_ms / ms[1])
     errors = [max(relative_l2(x[-1, -1], getattr(truth, n)) for n, x in r.items()) for r in (ours, theirs)]
@@ -346,7 +346,7 @@ def _safely(name: str, part: Callable[[], Iterator[Row]]) -> Iterator[Row]:
     begun_s = time.monotonic()
     try:
         yield from part()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is told and the rest goes on
         yield Row(f"the part {name}", f"{type(error).__name__}: {str(error)[:300]}", False)
     print(f"{name}: {time.monotonic() - begun_s:.0f} s", flush=True)
 

@@ -40,7 +40,7 @@ def test_a_write_outside_of_what_was_allocated_is_seen(
     guarded = Guarded(CPU)
     x = guarded.of(torch.ones(3, 10, dtype=dtype), "x")
     with guarded.allocations():
-        Doubles.apply(x, at)  # type: ignore[no-untyped-call]
+        Doubles.apply(x, at)  # type: ignore[no-untyped-call]  # torch's
     found = guarded.written_outside()
     if words is None:
         assert found == []

@@ -99,7 +99,7 @@ def test_a_child_without_a_parent_ends(order: Make) -> None:
 
 @pytest.mark.parametrize(("plant", "code"), [(None, 0), ("write-outside", 1)])
 def test_a_kernel_of_triton_by_its_interpreter(order: Make, plant: str | None, code: int) -> None:
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="Triton is not installed")
     asked = order(
         engine="interpreter", dtype="float16", rounds=("boundary",), case="seq-2-d64-causal", plant=plant
     )

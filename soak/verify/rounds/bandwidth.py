@@ -6,10 +6,10 @@ On the CPU a second is one of processor time, of all threads together: neighbour
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 import torch
 
-from soak.load.recipe import draw_inputs
 from soak.verify.cases import Bench, Case, Judged, judge
 from soak.verify.device import Device, device_of
 from soak.verify.messages import Figure, Outcome
@@ -39,17 +39,14 @@ def _growing_batch(bench: Bench, seed: int) -> Judged:
     device = device_of(subject.device)
     ceiling = _copy_rate(subject, device)
     heads = HEADS_CPU if subject.device.type == "cpu" else HEADS
-    inputs = draw_inputs(
-        seed, batch=BATCHES[-1], heads=heads, seq_len=SEQ_LEN, head_dim=subject.head_dims[0],
-        dtype=subject.dtype, device=subject.device,
-    )  # fmt: skip
+    inputs = subject.draw(seed, batch=BATCHES[-1], heads=heads, seq_len=SEQ_LEN)
     rates = dict.fromkeys(BATCHES, 0.0)
 
     def measure(batches: Iterable[int]) -> None:
         for batch in batches:
             q, k, v = (x[:batch] for x in inputs[:3])
             n_bytes = 4 * q.numel() * q.element_size()  # Q, K, V read, O written, each once
-            seconds = _seconds(lambda q=q, k=k, v=v: subject.forward(q, k, v, False), device)  # type: ignore[misc]
+            seconds = _seconds(partial(subject.forward, q, k, v, False), device)
             rates[batch] = max(rates[batch], n_bytes / seconds)
 
     for _ in range(ROUNDS[subject.engine]):

@@ -36,10 +36,7 @@ def _fresh(causal: bool, bench: Bench, seed: int) -> Judged:
     subject = bench.subject
     (batch, heads), lengths = HEADS[subject.engine], LENGTHS[subject.engine]
     seq_len = random.Random(seed).randint(*lengths)
-    inputs = draw_inputs(
-        seed, batch=batch, heads=heads, seq_len=seq_len, head_dim=subject.head_dims[0], dtype=subject.dtype,
-        device=subject.device,
-    )  # fmt: skip
+    inputs = subject.draw(seed, batch=batch, heads=heads, seq_len=seq_len)
     outputs = subject.attend(inputs, causal)
     chosen = choose_slices(seed, 0, batch=batch, heads=heads)
     slices = [Slice(Inputs(*_of(inputs, place)), Outputs(*_of(outputs, place))) for place in chosen]

@@ -11,7 +11,6 @@ from soak_kernels.digest import ROWS_PER_BLOCK, digest, locate
 
 from soak.load.gradient import Outputs
 from soak.load.integrity import difference, flip_bit_in_place
-from soak.load.recipe import draw_inputs
 from soak.verify.cases import Bench, Case, Judged
 from soak.verify.messages import Figure, Outcome
 from soak.verify.subject import Subject
@@ -33,10 +32,7 @@ def _attended(subject: Subject, causal: bool, seed: int) -> Iterator[Outputs]:
     """The same step again and again."""
     (batch, heads), lengths = HEADS[subject.engine], LENGTHS[subject.engine]
     seq_len = random.Random(seed).randint(*lengths)
-    inputs = draw_inputs(
-        seed, batch=batch, heads=heads, seq_len=seq_len, head_dim=subject.head_dims[0], dtype=subject.dtype,
-        device=subject.device,
-    )  # fmt: skip
+    inputs = subject.draw(seed, batch=batch, heads=heads, seq_len=seq_len)
     while True:
         yield Outputs(*(x.contiguous() for x in subject.attend(inputs, causal)))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from soak.load.recipe import draw_inputs
 from soak.verify.cases import Bench, Case, Judged, judge
 from soak.verify.device import Device, device_of
 from soak.verify.messages import Figure, Outcome
@@ -54,10 +53,7 @@ def _pass(bench: Bench, shapes: list[tuple[int, int, bool]], seed: int, device: 
     """Every shape once; the most bytes that were in use."""
     subject, most = bench.subject, 0
     for seq_len, heads, causal in shapes:
-        inputs = draw_inputs(
-            seed, batch=1, heads=heads, seq_len=seq_len, head_dim=subject.head_dims[0], dtype=subject.dtype,
-            device=subject.device,
-        )  # fmt: skip
+        inputs = subject.draw(seed, batch=1, heads=heads, seq_len=seq_len)
         outputs = subject.attend(inputs, causal)
         most = max(most, device.in_use())
         del inputs, outputs
