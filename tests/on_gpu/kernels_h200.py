@@ -4,9 +4,10 @@
     compute-sanitizer --tool memcheck python tests/on_gpu/kernels_h200.py --member flash_v2 --bare
 
 Some five minutes on a machine with some cores, most of them compiling. Writes `kernels.json` below OUT,
-prints a table of ok and FAIL last; exit code 0 if every row holds. A row without a measurement ("no ") fails
-nothing. `--member NAME` runs the odd shapes of one kernel and prints what is wrong, `--bare` without
-comparing them (for compute-sanitizer, under which the rest would take hours).
+prints each row as it comes, ok or FAIL, and those that failed once more last; exit code 0 if every row holds.
+A row without a measurement ("no ") fails nothing. `--member NAME` runs the odd shapes of one kernel and
+prints what is wrong, `--bare` without comparing them (for compute-sanitizer, under which the rest would take
+hours).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from soak_kernels.shape import Shape
 HEADS, HEAD_DIM, TOKENS = 16, 128, 32_768
 TENSORS = ("o", "lse", "dq", "dk", "dv")
 LAUNCHES = 1000
+SANITIZED_S = 240
 # (Sq, Sk), (heads, key heads), head_dim, causal, dtype
 ODD = (
     ((65, 65), (2, 2), 128, False, "float16"),
@@ -164,29 +166,31 @@ def correct() -> Iterator[Row]:
 
 
 def sanitized() -> Iterator[Row]:
+    """Every member's odd shapes under both tools, all at once; what they compile was compiled before."""
     tool = shutil.which("compute-sanitizer")
+    running = {}
     for name in runnable():
         for kind in ("memcheck", "racecheck"):
             row = f"{name} under {kind}"
             if tool is None:
                 yield Row(row, "compute-sanitizer is not here", None)
                 continue
-            command = [
-                tool,
-                "--tool",
-                kind,
-                "--error-exitcode",
-                "9",
-                sys.executable,
-                __file__,
-                "--member",
-                name,
-            ]
-            done = subprocess.run(
-                [*command, "--bare"], capture_output=True, text=True, timeout=400, check=False
+            command = [tool, "--tool", kind, "--error-exitcode", "9"]
+            command += [sys.executable, __file__, "--member", name, "--bare"]
+            running[row] = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
-            lines = done.stdout.strip().splitlines() or [done.stderr.strip()[-200:]]
-            yield Row(row, lines[-1], done.returncode == 0)
+    ends_s = time.monotonic() + SANITIZED_S
+    for row, child in running.items():
+        try:
+            said, _ = child.communicate(timeout=max(1, ends_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            yield Row(row, f"not done after {SANITIZED_S} s", None)
+            continue
+        lines = [line for line in said.strip().splitlines() if line.strip()] or ["nothing was said"]
+        told = lines[-1] if child.returncode == 0 else "; ".join([lines[-1], *lines[:12]])[:1500]
+        yield Row(row, told, child.returncode == 0)
 
 
 # --- the product's kernel
@@ -341,13 +345,22 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
 }
 
 
+def _line(row: Row) -> str:
+    mark = {True: "ok  ", False: "FAIL", None: "no  "}[row.holds]
+    return f"{mark} {row.name}: {row.measured}"
+
+
 def _safely(name: str, part: Callable[[], Iterator[Row]]) -> Iterator[Row]:
     """A part that fails costs its own rows: a minute on a card is dear."""
     begun_s = time.monotonic()
     try:
-        yield from part()
+        for row in part():
+            print(_line(row), flush=True)
+            yield row
     except Exception as error:  # noqa: BLE001 - whatever it is, it is told and the rest goes on
-        yield Row(f"the part {name}", f"{type(error).__name__}: {str(error)[:300]}", False)
+        failed = Row(f"the part {name}", f"{type(error).__name__}: {str(error)[:300]}", False)
+        print(_line(failed), flush=True)
+        yield failed
     print(f"{name}: {time.monotonic() - begun_s:.0f} s", flush=True)
 
 
@@ -371,9 +384,9 @@ def main() -> int:
     rows = [row for name in arguments.parts.split(",") for row in _safely(name, parts[name])]
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "kernels.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    for row in rows:
-        print(f"{ {True: 'ok  ', False: 'FAIL', None: 'no  '}[row.holds] } {row.name}: {row.measured}")
-    return int(any(row.holds is False for row in rows))
+    failed = [_line(row) for row in rows if row.holds is False]
+    print(f"{len(rows)} rows, {len(failed)} failed", *failed, sep="\n")
+    return int(bool(failed))
 
 
 if __name__ == "__main__":
