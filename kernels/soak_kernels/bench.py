@@ -1,10 +1,10 @@
 """Speed and accuracy of the attention kernels against torch's flash backend, on shapes that do not change.
 
-    python -m soak_kernels.bench [--json FILE] [--tune] [--quick]
+    python -m soak_kernels.bench [--json FILE] [--kernel NAME] [--tune] [--quick]
 
 First every shape is checked (against float64, bit for bit on repeats, no byte written outside); a red check
 ends the program with 1 and no figure is shown. `--tune` times the candidate tiles of each pass and prints the
-best. The table comes last.
+best. The table comes last. Who is compared is timed in turns, so that the card's heat is everybody's.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soak_kernels.environment import pin_compiler
 from soak_kernels.flops import backward_flops, forward_flops
+from soak_kernels.members import Operation
+from soak_kernels.shape import Shape
 from soak_kernels.tuning import PASSES, AttentionConfig, Pass, TileConfig, plan
 
 if TYPE_CHECKING:
@@ -36,14 +39,25 @@ CHECK_SEQ_LENS = (1, 17, 65, 127, 513, 1000, 2048)
 FORWARD_LIMIT = 1e-3  # relative L2 against float64, float16
 GRADIENT_LIMIT = 2e-3
 BFLOAT16_FACTOR = 8.0  # rounding 2^-8 against 2^-11
-REPEATS = 20
+ROUNDS, REPEATS = 5, 4  # all take turns ROUNDS times, with REPEATS launches each
+CLOCK_KHZ = 2_000_000  # about, of a card at full speed
+LEAD_MS = 20  # the card waits so long before the first, and the launches queue up
 TENSORS = ("o", "lse", "dq", "dk", "dv")
 
 
 @dataclass(frozen=True)
+class Contender:
+    """Somebody's attention on given tensors. results: its o, dq, dk, dv, and lse where it has one."""
+
+    forward: Callable[[], Any]
+    backward: Callable[[], Any]
+    results: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
 class Row:
-    """One shape: TFLOP/s (median of REPEATS launches, backward counted as 2.5 forwards) and relative L2
-    against float64."""
+    """One shape: TFLOP/s (median of ROUNDS * REPEATS launches, backward counted as 2.5 forwards) and relative
+    L2 against float64."""
 
     seq_len: int
     causal: bool
@@ -63,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m soak_kernels.bench", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--kernel", default="auto", metavar="NAME", help="auto, or a name of the lineage")
     parser.add_argument("--tune", action="store_true", help="time candidate tiles of each pass instead")
     parser.add_argument("--quick", action="store_true", help="the smallest and the largest shape only")
     options = parser.parse_args(arguments)
@@ -76,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     seq_lens = (SEQ_LENS[0], SEQ_LENS[-1]) if options.quick else SEQ_LENS
-    red = _check(CHECK_SEQ_LENS)
+    red = _check(options.kernel, CHECK_SEQ_LENS)
     if red:
         print("\n".join(f"bench: {line}" for line in red), file=sys.stderr)
         print(f"bench: {len(red)} checks are red, so nothing is measured", file=sys.stderr)
@@ -97,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         best = _tune(arch, seq_lens)
         _write(options.json, {**facts, "tiles": best})
         return 0
-    rows = [_measure(arch, seq_len, causal) for seq_len in seq_lens for causal in (False, True)]
+    rows = [_measure(options.kernel, seq_len, causal) for seq_len in seq_lens for causal in (False, True)]
     _write(options.json, {**facts, "rows": [dataclasses.asdict(row) for row in rows]})
     _print(facts, rows)
     return 0
@@ -117,34 +132,47 @@ def _relative_error(result: torch.Tensor, truth: torch.Tensor) -> float:
     return relative_l2(result, truth) * norm / max(norm, floor) if norm > 0 else relative_l2(result, truth)
 
 
-def _check(seq_lens: Sequence[int]) -> list[str]:
-    """What is wrong, one line each: accuracy, repeatability, and NaN around every tensor, for the kernels
-    that would run here."""
+def _used(kernel: str, shape: Shape, dtype: str) -> Operation | None:
+    """The operation of that name, or of the kernel that `auto` takes; None where this card or shape has none
+    of that name."""
     import torch
 
-    from soak_kernels.device import architecture
+    from soak_kernels.functional import card_of, proven
+    from soak_kernels.members import operation
 
-    arch = architecture(torch.device("cuda"))
-    red = []
+    device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        return operation(proven(card_of(device), shape, device, dtype=dtype, kernel=kernel).kernel)
+    except ValueError:
+        return None
+
+
+def _check(kernel: str, seq_lens: Sequence[int]) -> list[str]:
+    """What is wrong, one line each: accuracy, repeatability, and NaN around every tensor, for the kernels
+    that would run here."""
+    red, n_checked = [], 0
     for dtype in ("float16", "bfloat16", "float32"):
         for head_dim in (64, 128):
             for seq_len in seq_lens if dtype == "float16" else seq_lens[:4]:
+                used = _used(kernel, Shape(2, 2, 2, seq_len, seq_len, head_dim), dtype)
                 for causal in (False, True):
-                    config = plan(arch, head_dim=head_dim, seq_len=seq_len, causal=causal, dtype=dtype)
-                    wrong = _check_one(config, seq_len, head_dim, causal, dtype)
+                    if used is None:
+                        continue
+                    wrong = _check_one(used, seq_len, head_dim, causal, dtype)
                     mask = "causal" if causal else "full"
-                    red += [
-                        f"{arch} {dtype} head_dim {head_dim} seq_len {seq_len} {mask}: {line}"
-                        for line in wrong
-                    ]
-    print(f"checked {arch}: seq_len {', '.join(map(str, seq_lens))}; {len(red)} red", flush=True)
+                    where = f"{used.name} {dtype} head_dim {head_dim} seq_len {seq_len} {mask}"
+                    red += [f"{where}: {line}" for line in wrong]
+                    n_checked += 1
+    if not n_checked:
+        red.append(f"{kernel} cannot run here")
+    print(f"checked {kernel}: seq_len {', '.join(map(str, seq_lens))}; {len(red)} red", flush=True)
     return red
 
 
-def _check_one(config: AttentionConfig, seq_len: int, head_dim: int, causal: bool, dtype: str) -> list[str]:
+def _check_one(used: Operation, seq_len: int, head_dim: int, causal: bool, dtype: str) -> list[str]:
     import torch
 
-    from soak_kernels import flash_v2
+    from soak_kernels.device import architecture
     from soak_kernels.digest import digest, digest_torch, digest_weights
     from soak_kernels.reference import reference
 
@@ -160,6 +188,8 @@ def _check_one(config: AttentionConfig, seq_len: int, head_dim: int, causal: boo
 
     inputs = _inputs(2, 2, seq_len, head_dim, kind)
     q, k, v, do = (guarded(tuple(x.shape), kind).copy_(x) for x in inputs)
+    shape = Shape(2, 2, 2, seq_len, seq_len, head_dim)
+    config = used.plan(architecture(q.device), shape, causal=causal, dtype=dtype)
     runs = []
     for _ in range(3):
         out = (guarded(tuple(q.shape), kind), guarded(tuple(q.shape[:3]), torch.float64))
@@ -168,12 +198,12 @@ def _check_one(config: AttentionConfig, seq_len: int, head_dim: int, causal: boo
             guarded(tuple(q.shape), kind),
             guarded(tuple(q.shape), kind),
         )
-        space = flash_v2.allocate(q, k, config)
-        for x in (space.high, space.low, space.delta, space.k_t, space.v_t, space.q_t, space.do_t):
-            if x is not None:
+        space = used.allocate(q, k, config)
+        for x in vars(space).values():
+            if isinstance(x, torch.Tensor) and x.is_floating_point():
                 x.fill_(float("nan"))
-        o, lse = flash_v2.forward(q, k, v, causal=causal, out=out, workspace=space)
-        back = flash_v2.backward(q, k, v, o, lse, do, causal=causal, out=gradients, workspace=space)
+        o, lse = used.forward(q, k, v, causal=causal, out=out, workspace=space)
+        back = used.backward(q, k, v, o, lse, do, causal=causal, out=gradients, workspace=space)
         runs.append(dict(zip(TENSORS, (o, lse, *back), strict=True)))
     torch.cuda.synchronize()
     red = []
@@ -216,71 +246,94 @@ def _inputs(
 # ---------------------------------------------------------------------------------------------------------
 
 
-def _milliseconds(launch: Callable[[], Any], repeats: int = REPEATS) -> float:
-    """The median over launches, each between two events, with 5 to warm up."""
+def milliseconds(launches: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """The median of each, all taking turns. Launches queue up behind a wait, so that what the host does
+    between them costs nobody anything."""
     import torch
 
-    for _ in range(5):
+    for launch in launches.values():
         launch()
-    times: list[float] = []
-    for _ in range(repeats):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        launch()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    return statistics.median(times)
+    torch.cuda.synchronize()
+    times: dict[str, list[tuple[Any, Any]]] = {name: [] for name in launches}
+    for _ in range(ROUNDS):
+        for name, launch in launches.items():
+            torch.cuda._sleep(LEAD_MS * CLOCK_KHZ)  # type: ignore[no-untyped-call]  # torch's
+            launch()
+            for _ in range(REPEATS):
+                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+                start.record()
+                launch()
+                stop.record()
+                times[name].append((start, stop))
+            torch.cuda.synchronize()
+    return {name: statistics.median(a.elapsed_time(b) for a, b in each) for name, each in times.items()}
 
 
 def _tflops(flops: float, milliseconds: float) -> float:
     return flops / milliseconds / 1e9
 
 
-def _measure(arch: str, seq_len: int, causal: bool) -> Row:
+def ours(
+    kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, causal: bool
+) -> Contender:
+    """A kernel of the lineage, without an allocation in what is timed. Raises ValueError where this card has
+    none of that name."""
+    from soak_kernels.device import architecture
+    from soak_kernels.frame import dtype_name, shape_of
+
+    shape = shape_of(q, k, v)
+    used = _used(kernel, shape, dtype_name(q))
+    if used is None:
+        raise ValueError(f"kernel is {kernel!r}; legal: one that runs such tensors on this card")
+    config = used.plan(architecture(q.device), shape, causal=causal, dtype=dtype_name(q))
+    rest: dict[str, Any] = {"causal": causal, "workspace": used.allocate(q, k, config)}
+    o, lse = used.forward(q, k, v, **rest)
+    gradients = used.backward(q, k, v, o, lse, do, **rest)
+    return Contender(
+        lambda: used.forward(q, k, v, out=(o, lse), **rest),
+        lambda: used.backward(q, k, v, o, lse, do, out=gradients, **rest),
+        dict(zip(TENSORS, (o, lse, *gradients), strict=True)),
+    )
+
+
+def _measure(kernel: str, seq_len: int, causal: bool) -> Row:
     import torch
 
-    from soak_kernels import flash_v2
     from soak_kernels.digest import digest, digest_shape, digest_weights
 
     batch = TOKENS // seq_len
     q, k, v, do = _inputs(batch, HEADS, seq_len, HEAD_DIM, torch.float16)
-    config = plan(arch, head_dim=HEAD_DIM, seq_len=seq_len, causal=causal)
-    space = flash_v2.allocate(q, k, config)
-    o, lse = flash_v2.forward(q, k, v, causal=causal, workspace=space)
-    gradients = flash_v2.backward(q, k, v, o, lse, do, causal=causal, workspace=space)
-
-    def forward() -> None:
-        flash_v2.forward(q, k, v, causal=causal, out=(o, lse), workspace=space)
-
-    def backward() -> None:
-        flash_v2.backward(q, k, v, o, lse, do, causal=causal, out=gradients, workspace=space)
-
-    shape = (batch, HEADS, seq_len, seq_len, HEAD_DIM)
-    forward_tflops = _tflops(forward_flops(*shape, causal=causal), _milliseconds(forward))
-    backward_tflops = _tflops(backward_flops(*shape, causal=causal), _milliseconds(backward))
-    error = _errors(q, k, v, do, causal, dict(zip(TENSORS, (o, lse, *gradients), strict=True)))
-
+    kernel_of_ours = ours(kernel, q, k, v, do, causal)
+    digested = [x for name, x in kernel_of_ours.results.items() if name != "lse"]
     weights = digest_weights(seq_len, HEAD_DIM // 2, q.device)
-    sums = torch.empty(digest_shape(o), dtype=torch.int64, device=q.device)
-    digest_ms = _milliseconds(lambda: [digest(x, weights=weights, out=sums) for x in (o, *gradients)])
-    gigabytes = 4 * o.numel() * o.element_size() / 1e9
-    peer = _torch_flash(q, k, v, do, causal)
+    sums = torch.empty(digest_shape(digested[0]), dtype=torch.int64, device=q.device)
+    launches: dict[str, Callable[[], Any]] = {
+        "forward": kernel_of_ours.forward,
+        "backward": kernel_of_ours.backward,
+        "digest": lambda: [digest(x, weights=weights, out=sums) for x in digested],
+    }
+    theirs = _torch_flash(q, k, v, do, causal)
+    if theirs is not None:
+        launches |= {"their forward": theirs.forward, "their backward": theirs.backward}
+    ms = milliseconds(launches)
+    shape = (batch, HEADS, seq_len, seq_len, HEAD_DIM)
+    forward, backward = forward_flops(*shape, causal=causal), backward_flops(*shape, causal=causal)
+    gigabytes = len(digested) * q.numel() * q.element_size() / 1e9
     return Row(
         seq_len=seq_len,
         causal=causal,
-        forward_tflops=forward_tflops,
-        backward_tflops=backward_tflops,
-        torch_forward_tflops=peer and _tflops(forward_flops(*shape, causal=causal), peer[0]),
-        torch_backward_tflops=peer and _tflops(backward_flops(*shape, causal=causal), peer[1]),
-        error=error,
-        torch_error=peer and _errors(q, k, v, do, causal, peer[2]),
-        digest_ms=digest_ms,
-        digest_gb_per_s=gigabytes / digest_ms * 1e3,
+        forward_tflops=_tflops(forward, ms["forward"]),
+        backward_tflops=_tflops(backward, ms["backward"]),
+        torch_forward_tflops=None if theirs is None else _tflops(forward, ms["their forward"]),
+        torch_backward_tflops=None if theirs is None else _tflops(backward, ms["their backward"]),
+        error=errors(q, k, v, do, causal, kernel_of_ours.results),
+        torch_error=None if theirs is None else errors(q, k, v, do, causal, theirs.results),
+        digest_ms=ms["digest"],
+        digest_gb_per_s=gigabytes / ms["digest"] * 1e3,
     )
 
 
-def _errors(
+def errors(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -297,9 +350,8 @@ def _errors(
 
 def _torch_flash(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, causal: bool
-) -> tuple[float, float, dict[str, torch.Tensor]] | None:
-    """Milliseconds forward and backward, and the results, of torch's flash backend; None where torch has none
-    here."""
+) -> Contender | None:
+    """torch's flash backend; None where torch has none here."""
     try:
         return peer("flash", q, k, v, do, causal)
     except RuntimeError as error:
@@ -309,18 +361,20 @@ def _torch_flash(
 
 def peer(
     name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, causal: bool
-) -> tuple[float, float, dict[str, torch.Tensor]]:
-    """Milliseconds forward and backward, and the results, of the framework's own attention: "flash", "cudnn"
-    or "flex". Raises RuntimeError, and what its compiler raises, where it does not run here."""
+) -> Contender:
+    """The framework's own attention: "flash", "cudnn" or "flex". Raises RuntimeError, and what its compiler
+    raises, where it does not run here."""
     import torch
 
     run = _flex(q.shape[2], causal) if name == "flex" else _scaled_dot_product(name, causal)
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     o = run(q, k, v)
-    forward_ms = _milliseconds(lambda: run(q, k, v))
-    backward_ms = _milliseconds(lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True))
-    dq, dk, dv = torch.autograd.grad(o, (q, k, v), do)
-    return forward_ms, backward_ms, {"o": o, "dq": dq, "dk": dk, "dv": dv}
+    dq, dk, dv = torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+    return Contender(
+        lambda: run(q, k, v),
+        lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True),
+        {"o": o, "dq": dq, "dk": dk, "dv": dv},
+    )
 
 
 def _scaled_dot_product(name: str, causal: bool) -> Callable[..., torch.Tensor]:
@@ -430,12 +484,13 @@ def _time_pass(config: AttentionConfig, pass_: Pass, seq_len: int, causal: bool)
     q, k, v, do = _inputs(TOKENS // seq_len, HEADS, seq_len, HEAD_DIM, torch.float16)
     space = flash_v2.allocate(q, k, config)
     o, lse = flash_v2.forward(q, k, v, causal=causal, workspace=space)
+    rest: dict[str, Any] = {"causal": causal, "workspace": space}
     if pass_ == "forward":
-        return _milliseconds(lambda: flash_v2.forward(q, k, v, causal=causal, out=(o, lse), workspace=space))
-    out = flash_v2.backward(q, k, v, o, lse, do, causal=causal, workspace=space)
-    return _milliseconds(
-        lambda: flash_v2.backward(q, k, v, o, lse, do, causal=causal, out=out, workspace=space)
-    )
+        launch: Callable[[], Any] = partial(flash_v2.forward, q, k, v, out=(o, lse), **rest)
+    else:
+        out = flash_v2.backward(q, k, v, o, lse, do, **rest)
+        launch = partial(flash_v2.backward, q, k, v, o, lse, do, out=out, **rest)
+    return milliseconds({pass_: launch})[pass_]
 
 
 # --- output

@@ -29,7 +29,7 @@ from soak_kernels.launch import Call
 from soak_kernels.tuning import PASSES, POLICY, PRODUCT_HEAD_DIMS, TileConfig, choose
 
 TRITON_OF_GFX906 = (3, 8)
-_POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64"}
+_POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "int32": "*i32"}
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def compile_call(call: Call, arch: str) -> dict[str, Any]:
     types = {name: _type_of(x) for name, x in call.arguments.items()}
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     nothing = {name: None for name, x in call.arguments.items() if x is None}
-    source = ASTSource(
+    source = _source_of(kernel)(
         kernel,
         signature,
         constexprs={**call.constants, **nothing},
@@ -122,8 +122,20 @@ def compile_call(call: Call, arch: str) -> dict[str, Any]:
     return {**_facts(compiled, target), "lds_bytes": int(compiled.metadata.shared)}
 
 
+def _source_of(kernel: Any) -> Any:
+    """What the compiler takes of a kernel in Triton, or in Gluon."""
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource
+    return ASTSource
+
+
 def _type_of(x: Any) -> str:
     """Triton's name for the type of an argument."""
+    if hasattr(x, "block_shape"):  # a tensor descriptor
+        element = _POINTERS[str(x.base.dtype).removeprefix("torch.")].removeprefix("*")
+        return f"tensordesc<{element}{list(x.block_shape)},{x.layout!r}>"
     if isinstance(x, torch.Tensor):
         return _POINTERS[str(x.dtype).removeprefix("torch.")]
     return "constexpr" if x is None else "fp32" if isinstance(x, float) else "i32"

@@ -22,11 +22,14 @@ class Options:
     num_warps: int
     num_stages: int = 1
     llvm_fn_attrs: str = ""  # "name=value": attributes of the LLVM function
+    maxnreg: int | None = None  # registers a thread at most, NVIDIA only
 
     def as_keywords(self) -> dict[str, Any]:
         words: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         if self.llvm_fn_attrs:
             words["llvm_fn_attrs"] = self.llvm_fn_attrs
+        if self.maxnreg is not None:
+            words["maxnreg"] = self.maxnreg
         return words
 
 

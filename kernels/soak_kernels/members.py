@@ -19,7 +19,8 @@ SPLIT_KEYS = 1024  # rows of fewer keys are not worth a second kernel that adds 
 @dataclass(frozen=True)
 class Member:
     """One kernel. backward: whose; arch: None for every card; triton: the first version that has what it
-    needs; no_load: why `soak run` cannot use it, None where it can."""
+    needs, in Gluon, which has no interpreter; square: whether it needs as many keys as rows; no_load: why
+    `soak run` cannot use it, None where it can."""
 
     name: str
     summary: str
@@ -28,6 +29,7 @@ class Member:
     dtypes: tuple[str, ...] = DTYPES
     arch: str | None = None
     triton: tuple[int, int] | None = None
+    square: bool = False
     no_load: str | None = None
 
 
@@ -49,6 +51,10 @@ _ALL = (
         _V2, no_load="its scratch grows with the number of parts, which the card decides",
     ),
     Member(
+        "flash_hopper", "Gluon for sm_90: one warpgroup loads, two compute; programs take tiles in turn",
+        "its own", (64, 128), ("float16", "bfloat16"), arch="sm_90", triton=(3, 6), square=True,
+    ),
+    Member(
         "mi50", "Gluon for gfx906: LDS layouts of its own choosing", "its own", triton=(3, 9), **_OF_GFX906
     ),
     Member(
@@ -59,7 +65,10 @@ _ALL = (
 MEMBERS: Mapping[str, Member] = {member.name: member for member in _ALL}
 
 # What `auto` would rather have than flash_v2, card by card; each proves itself on the card first.
-PREFERRED: Mapping[str, tuple[str, ...]] = {"gfx906": ("mi50", "mi50_portable")}
+PREFERRED: Mapping[str, tuple[str, ...]] = {
+    "gfx906": ("mi50", "mi50_portable"),
+    "sm_90": ("flash_hopper",),
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +100,7 @@ class Card:
     n_processors: int | None = None
 
 
-def refusal(name: str, card: Card, head_dim: int, dtype: str) -> str | None:
+def refusal(name: str, card: Card, shape: Shape, dtype: str) -> str | None:
     """Why this kernel cannot run such tensors on this card; None where it can."""
     member = MEMBERS[name]
     if member.arch is not None and card.arch not in (member.arch, "cpu"):
@@ -103,8 +112,10 @@ def refusal(name: str, card: Card, head_dim: int, dtype: str) -> str | None:
         return f"it needs Triton {needed} and this is {found}"
     if dtype not in member.dtypes:
         return f"it has {', '.join(member.dtypes)} and the tensors are {dtype}"
-    if head_dim not in member.head_dims:
-        return f"it has head_dim {head_dims_in_words(member.head_dims)} and the tensors have {head_dim}"
+    if shape.head_dim not in member.head_dims:
+        return f"it has head_dim {head_dims_in_words(member.head_dims)} and the tensors have {shape.head_dim}"
+    if member.square and shape.seq_q != shape.seq_k:
+        return f"it needs as many keys as rows and the tensors have {shape.seq_k} and {shape.seq_q}"
     return None
 
 
@@ -124,15 +135,15 @@ def choose(
     if kernel != "auto":
         if kernel not in MEMBERS:
             raise ValueError(f"kernel is {kernel!r}; legal values: auto, {', '.join(MEMBERS)}")
-        why_not = refusal(kernel, card, shape.head_dim, dtype)
+        why_not = refusal(kernel, card, shape, dtype)
         if why_not is not None:
-            able = [name for name in MEMBERS if refusal(name, card, shape.head_dim, dtype) is None]
+            able = [name for name in MEMBERS if refusal(name, card, shape, dtype) is None]
             raise ValueError(f"kernel is {kernel!r}, but {why_not}; legal values: auto, {', '.join(able)}")
         return Choice(kernel, "asked for by name")
     found_wrong = dict(failed)
     refused: list[tuple[str, str]] = []
     for name in PREFERRED.get(card.arch, ()):
-        why_not = refusal(name, card, shape.head_dim, dtype) or found_wrong.get(name)
+        why_not = refusal(name, card, shape, dtype) or found_wrong.get(name)
         if why_not is None:
             reason = f"written for {card.arch}: {MEMBERS[name].summary}"
             return Choice(name, reason, tuple(refused), unproven=True)
@@ -191,7 +202,7 @@ def operation(name: str) -> Operation:
     """Imports a member; its name must be one of `MEMBERS`. Raises ImportError where this Triton is too
     old."""
     module = import_module(f"soak_kernels.{name}")
-    if MEMBERS[name].arch is None:
+    if MEMBERS[name].arch != "gfx906":
         return Operation(name, module.plan, module.allocate, module.forward, module.backward)
     return Operation(
         name,

@@ -21,7 +21,7 @@ def test_a_red_check_shows_no_figure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(bench, "_check", lambda _: ["sm_90 float16: dq has other bits in a repeat"])
+    monkeypatch.setattr(bench, "_check", lambda *_: ["sm_90 float16: dq has other bits in a repeat"])
     monkeypatch.setattr(bench, "_measure", lambda *_: pytest.fail("measured"))
     assert bench.main([]) == 1
     written = capsys.readouterr()

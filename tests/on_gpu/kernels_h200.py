@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,8 @@ ODD = (
     ((1, 1), (1, 1), 32, True, "bfloat16"),
 )
 LIMITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5}  # relative L2
-# What flash_v2 is to reach of each peer's speed, forward and backward.
+ASKED = list(MEMBERS)
+# What `auto` is to reach of each peer's speed, forward and backward.
 WANTED = {"flex": (1.0, 0.9), "flash": (1.2, 1.0), "cudnn": (None, None)}
 
 
@@ -56,12 +56,12 @@ class Row:
 
 
 def runnable() -> list[str]:
-    """The members that this card has."""
+    """The members that this card has, of those that were asked for."""
     import torch
     from soak_kernels.functional import card_of
 
     card = card_of(torch.device("cuda", 0))
-    return [name for name in MEMBERS if refusal(name, card, 64, "float16") is None]
+    return [name for name in ASKED if refusal(name, card, Shape(1, 2, 2, 128, 128, 64), "float16") is None]
 
 
 def drawn(seq: tuple[int, int], heads: tuple[int, int], head_dim: int, dtype: str, batch: int = 2) -> Any:
@@ -92,7 +92,7 @@ def odd_shapes(name: str, *, bare: bool) -> list[str]:
 
     card, wrong = card_of(torch.device("cuda", 0)), []
     for seq, heads, head_dim, causal, dtype in ODD:
-        if refusal(name, card, head_dim, dtype) is not None:
+        if refusal(name, card, Shape(2, *heads, *seq, head_dim), dtype) is not None:
             continue
         where = f"{seq} {heads} d{head_dim} {'causal' if causal else 'full'} {dtype}"
         wrong += [f"{where}: {line}" for line in _one(name, seq, heads, head_dim, causal, dtype, bare)]
@@ -239,7 +239,7 @@ def repeated() -> Iterator[Row]:
         config = used.plan(architecture(q.device), shape, causal=True, dtype="float16", n_processors=132)
         space, golden = used.allocate(q, k, config), None
         differing = torch.zeros(1, dtype=torch.int64, device="cuda")
-        n_launches = LAUNCHES if name == "flash_v2" else LAUNCHES // 10
+        n_launches = LAUNCHES if name in ("flash_v2", "flash_hopper") else LAUNCHES // 10
         for _ in range(n_launches):
             with torch.cuda.stream(beside):
                 torch.mm(a, a)
@@ -254,84 +254,61 @@ def repeated() -> Iterator[Row]:
 
 
 def fast(seq_lens: tuple[int, ...]) -> Iterator[Row]:
-    """flash_v2 against the framework's own, and its accuracy against torch's flash backend."""
+    """The kernel that `auto` takes against the framework's own, and its accuracy against torch's flash
+    backend."""
     for seq_len in seq_lens:
         for causal in (False, True):
             yield from _fast_at(seq_len, causal)
 
 
 def _fast_at(seq_len: int, causal: bool) -> Iterator[Row]:
-    from soak_kernels import bench, flash_v2
+    from soak_kernels import bench
     from soak_kernels.flops import backward_flops, forward_flops
-    from soak_kernels.reference import reference_slice
-    from soak_kernels.tuning import plan
+    from soak_kernels.functional import choose
 
     batch = TOKENS // seq_len
     q, k, v, do = drawn((seq_len, seq_len), (HEADS, HEADS), HEAD_DIM, "float16", batch)
-    space = flash_v2.allocate(q, k, plan("sm_90", head_dim=HEAD_DIM, seq_len=seq_len, causal=causal))
-    rest: dict[str, Any] = {"causal": causal, "workspace": space}
-    o, lse = flash_v2.forward(q, k, v, **rest)
-    back = flash_v2.backward(q, k, v, o, lse, do, **rest)
-    forward_ms = bench._milliseconds(lambda: flash_v2.forward(q, k, v, out=(o, lse), **rest))
-    backward_ms = bench._milliseconds(lambda: flash_v2.backward(q, k, v, o, lse, do, out=back, **rest))
-    counts = (batch, HEADS, seq_len, seq_len, HEAD_DIM)
-    rates = (
-        forward_flops(*counts, causal=causal) / forward_ms / 1e9,
-        backward_flops(*counts, causal=causal) / backward_ms / 1e9,
-    )
+    kernel = choose(q, k, v).kernel
     where = f"seq_len {seq_len} {'causal' if causal else 'full'}"
-    yield Row(where, f"forward {rates[0]:.0f}, backward {rates[1]:.0f} TFLOP/s", True)
-    truth = reference_slice(q[-1, -1], k[-1, -1], v[-1, -1], do[-1, -1], causal=causal)
-    ours = dict(zip(("o", "dq", "dk", "dv"), (o, *back), strict=True))
+    contenders = {name: bench.ours(name, q, k, v, do, causal) for name in {kernel: 0, "flash_v2": 0}}
     for name in WANTED:
-        run = partial(bench.peer, name, q, k, v, do, causal)
-        yield _beside(where, name, (forward_ms, backward_ms), ours, truth, run)
-
-
-def _beside(
-    where: str,
-    name: str,
-    ms: tuple[float, float],
-    ours: dict[str, Any],
-    truth: Any,
-    run: Callable[[], tuple[float, float, dict[str, Any]]],
-) -> Row:
-    """One peer's row. A peer that does not run here is no fault of ours."""
-    from soak_kernels.reference import relative_l2
-
-    try:
-        forward_ms, backward_ms, theirs = run()
-    except Exception as error:  # noqa: BLE001 - a peer may fail to run here in any way; its row says how
-        return Row(f"{where}, {name}", f"{type(error).__name__}: {str(error).splitlines()[0][:100]}", None)
-    ratios = (forward_ms / ms[0], backward_ms / ms[1])
-    errors = [max(relative_l2(x[-1, -1], getattr(truth, n)) for n, x in r.items()) for r in (ours, theirs)]
-    holds = all(limit is None or r >= limit for limit, r in zip(WANTED[name], ratios, strict=True))
-    if name == "flash":
-        holds = holds and errors[0] <= 1.05 * errors[1]
-    text = f"{ratios[0]:.2f} x forward, {ratios[1]:.2f} x backward; error {errors[0]:.1e} / {errors[1]:.1e}"
-    return Row(f"{where}, {name}", text, holds)
+        try:
+            contenders[name] = bench.peer(name, q, k, v, do, causal)
+        except Exception as error:  # noqa: BLE001 - a peer may fail to run here in any way; its row says how
+            yield Row(f"{where}, {name}", f"{type(error).__name__}: {str(error).splitlines()[0][:100]}", None)
+    launches = {f"{name} forward": each.forward for name, each in contenders.items()}
+    ms = bench.milliseconds(launches | {f"{name} backward": c.backward for name, c in contenders.items()})
+    counts = (batch, HEADS, seq_len, seq_len, HEAD_DIM)
+    forward, backward = (f(*counts, causal=causal) / 1e9 for f in (forward_flops, backward_flops))
+    worst = {
+        name: max(
+            x for tensor, x in bench.errors(q, k, v, do, causal, each.results).items() if tensor != "lse"
+        )
+        for name, each in contenders.items()
+    }
+    for name in contenders:
+        rates = forward / ms[f"{name} forward"], backward / ms[f"{name} backward"]
+        ratios = tuple(ms[f"{name} {p}"] / ms[f"{kernel} {p}"] for p in ("forward", "backward"))
+        wanted = WANTED.get(name, (None, None))
+        holds = all(limit is None or r >= limit for limit, r in zip(wanted, ratios, strict=True))
+        if name == "flash":
+            holds = holds and worst[kernel] <= 1.05 * worst[name]
+        text = f"{rates[0]:.0f} / {rates[1]:.0f} TFLOP/s, error {worst[name]:.1e}"
+        if name != kernel:
+            text += f"; {kernel} has {ratios[0]:.2f} x / {ratios[1]:.2f} x"
+        yield Row(f"{where}, {name}", text, holds)
 
 
 def lineage() -> Iterator[Row]:
     """Each member's time at one shape: for reading."""
-    import torch
     from soak_kernels import bench
-    from soak_kernels.device import architecture
-    from soak_kernels.members import operation
 
     q, k, v, do = drawn((2048, 2048), (HEADS, HEADS), HEAD_DIM, "float16", batch=2)
-    n_processors = torch.cuda.get_device_properties(0).multi_processor_count
-    shape = Shape(2, HEADS, HEADS, 2048, 2048, HEAD_DIM)
-    for name in runnable():
-        used = operation(name)
-        config = used.plan(
-            architecture(q.device), shape, causal=False, dtype="float16", n_processors=n_processors
-        )
-        rest: dict[str, Any] = {"causal": False, "workspace": used.allocate(q, k, config)}
-        o, lse = used.forward(q, k, v, **rest)
-        forward = bench._milliseconds(partial(used.forward, q, k, v, **rest))
-        backward = bench._milliseconds(partial(used.backward, q, k, v, o, lse, do, **rest))
-        text = f"forward {forward:.3f} ms, backward {backward:.3f} ms"
+    contenders = {name: bench.ours(name, q, k, v, do, False) for name in runnable()}
+    forward = bench.milliseconds({name: each.forward for name, each in contenders.items()})
+    backward = bench.milliseconds({name: each.backward for name, each in contenders.items()})
+    for name in contenders:
+        text = f"forward {forward[name]:.3f} ms, backward {backward[name]:.3f} ms"
         yield Row(f"{name} at 2 x {HEADS} x 2048 x {HEAD_DIM}", text, True)
 
 
@@ -371,6 +348,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/kernels")))
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--seq-lens", default="1024,4096", help="of the part fast")
+    parser.add_argument("--members", default=",".join(MEMBERS), help="of all parts but fast and huge")
     parser.add_argument("--member", choices=MEMBERS)
     parser.add_argument("--bare", action="store_true")
     arguments = parser.parse_args()
@@ -379,6 +357,7 @@ def main() -> int:
         wrong = odd_shapes(arguments.member, bare=arguments.bare)
         print("\n".join(wrong))
         return int(bool(wrong))
+    ASKED[:] = arguments.members.split(",")
     seq_lens = tuple(int(n) for n in arguments.seq_lens.split(","))
     parts = {**PARTS, "fast": lambda: fast(seq_lens)}
     rows = [row for name in arguments.parts.split(",") for row in _safely(name, parts[name])]
