@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from soak_kernels.members import MEMBERS, Member
 from soak_kernels.shape import head_dims_in_words
-from soak_kernels.tuning import POLICY
+from soak_kernels.tuning import PASSES, POLICY
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,24 @@ class Entry:
 
 
 def catalogue() -> list[Entry]:
-    """The policy's lines, then what gfx906 has of its own (with Triton 3.9 and above)."""
+    """The policy's lines, then what sm_90 (Triton 3.6 and above) and gfx906 (3.9) have of their own."""
     entries = [
         Entry(rule.arch, "flash_v2", "product", rule.pass_, rule.head_dim, rule.causal, rule.seq_len_max,
         rule.tile.name,
               rule.reason)
         for rule in POLICY
     ]  # fmt: skip
+    try:
+        from soak_kernels.flash_hopper import CONFIGS
+    except ImportError:  # no Triton, or one older than 3.6
+        pass
+    else:
+        entries += [
+            Entry("sm_90", "flash_hopper", "product", pass_, head_dim, None, None, config.name,
+                  "; ".join(config.reasons))
+            for head_dim, config in CONFIGS.items()
+            for pass_ in PASSES
+        ]  # fmt: skip
     try:
         from soak_kernels.gfx906.configurations import configurations
     except ImportError:  # no Triton, or one older than 3.9: gfx906 has nothing that it could compile

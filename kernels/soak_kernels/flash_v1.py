@@ -141,10 +141,14 @@ class Workspace:
 
 
 def plan(arch: str, shape: Shape, *, causal: bool, dtype: str, n_processors: int | None = None) -> Config:
-    """The largest block that fits, and flash_v2's backward."""
+    """The largest block that fits the chip and, compiled for sm_90, the registers; flash_v2's backward."""
     backward = flash_v2.plan(arch, shape, causal=causal, dtype=dtype, n_processors=n_processors)
-    block, reason = tuning.largest_block(arch, shape.padded_dim)
-    return Config(block, 4, backward, (reason, *backward.reasons[1:]))
+    wide = shape.padded_dim > 128
+    most, num_warps = 64 >> wide, 8 if wide else 4
+    if dtype == "float32":  # no matrix units: products are held in registers
+        most, num_warps = most // 2, 8
+    block, reason = tuning.largest_block(arch, shape.padded_dim, most=most)
+    return Config(block, num_warps, backward, (f"{reason}, at most {most}", *backward.reasons[1:]))
 
 
 def allocate(q: torch.Tensor, k: torch.Tensor, config: Config) -> Workspace:

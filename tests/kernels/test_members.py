@@ -20,7 +20,9 @@ SHAPE = Shape(8, 16, 16, 4096, 4096, 128)
 
 
 def test_the_card_decides() -> None:
-    assert choose(HOPPER, SHAPE, dtype="float16").kernel == "flash_v2"
+    chosen = choose(HOPPER, SHAPE, dtype="bfloat16")
+    assert (chosen.kernel, chosen.refused, chosen.unproven) == ("flash_hopper", (), True)
+    assert choose(Card("sm_80", (3, 9), 108), SHAPE, dtype="float16").kernel == "flash_v2"
     chosen = choose(MI50, SHAPE, dtype="float16")
     assert (chosen.kernel, chosen.refused, chosen.unproven) == ("mi50", (), True)
 
@@ -39,6 +41,10 @@ def test_what_was_preferred_and_cannot_be_is_told_with_its_reason() -> None:
             ("mi50_portable", "it has float16 and the tensors are float32"),
         ),
     )
+    uneven = choose(HOPPER, replace(SHAPE, seq_q=1), dtype="float16")
+    assert uneven.refused == (
+        ("flash_hopper", "it needs as many keys as rows and the tensors have 4096 and 1"),
+    )
     narrow = choose(MI50, replace(SHAPE, head_dim=96), dtype="float16")
     assert narrow.refused[0] == ("mi50", "it has head_dim 64, 128 and the tensors have 96")
 
@@ -54,7 +60,7 @@ def test_what_failed_on_the_card_is_passed_over() -> None:
 
 def test_a_name_is_taken_or_refused_never_replaced() -> None:
     assert choose(HOPPER, SHAPE, dtype="float16", kernel="naive") == Choice("naive", "asked for by name")
-    lineage = "naive, flash_v1, flash_v2, flash_v2_kt, flash_v2_vt, flash_splitkv"
+    lineage = "naive, flash_v1, flash_v2, flash_v2_kt, flash_v2_vt, flash_splitkv, flash_hopper"
     with pytest.raises(
         ValueError, match=r"kernel is 'best'; legal values: auto, naive, flash_v1, .*mi50_portable"
     ):
@@ -99,7 +105,7 @@ def test_parts_have_keys_and_processors(shape: Shape, n_processors: int) -> None
 @pytest.mark.parametrize("card", [HOPPER, MI50, Card("sm_75", (3, 6)), Card("gfx942", (3, 9), 304)])
 def test_auto_always_has_an_answer_that_can(card: Card, head_dim: int, dtype: str) -> None:
     chosen = choose(card, replace(SHAPE, head_dim=head_dim), dtype=dtype)
-    assert refusal(chosen.kernel, card, head_dim, dtype) is None
+    assert refusal(chosen.kernel, card, replace(SHAPE, head_dim=head_dim), dtype) is None
     assert chosen.reason
     assert all(name != chosen.kernel and why for name, why in chosen.refused)
 

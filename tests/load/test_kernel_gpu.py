@@ -102,5 +102,5 @@ def test_an_old_triton_and_another_type_are_reasons_too(monkeypatch: pytest.Monk
 def test_a_load_is_never_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its launches fill the card, whatever one sequence alone would."""
     on(monkeypatch, Card("sm_90", (3, 9), 132), {})
-    taken = TritonKernel(CPU, head_dim=64, dtype="float16", seq_len_max=65_536)
-    assert taken.name == "flash_v2"
+    assert kernel(seq_len_max=65_536, dtype="float32").name == "flash_v2"
+    assert kernel(seq_len_max=65_536).name == "flash_hopper"
