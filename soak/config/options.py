@@ -17,7 +17,8 @@ from soak.config.readers import HOUR_MS, MINUTE_MS, SECOND_MS, Reader
 ENVIRONMENT_PREFIX = "SOAK_"
 
 KERNELS: Mapping[str, str] = {
-    **dict.fromkeys(("flash_v1", "flash_v2", "flash_v2_kt", "flash_v2_vt", "mi50", "mi50_portable"), "gpu"),
+    **dict.fromkeys(("flash_v1", "flash_v2", "flash_v2_kt", "flash_v2_vt"), "gpu"),
+    **dict.fromkeys(("flash_hopper", "mi50", "mi50_portable"), "gpu"),
     "torch.flash_attention_cpu": "cpu",
 }
 """What `--kernel` may name besides `auto`, and where it runs."""
