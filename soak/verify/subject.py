@@ -126,9 +126,10 @@ def _of_kernels(order: Order, device: torch.device, versions: Mapping[str, str])
         raise UsageError(f"there is no kernel {order.kernel!r}; legal: auto, {', '.join(KERNELS)}")
     dtype: torch.dtype = getattr(torch, order.dtype)
 
-    def choice(head_dim: int, kernel: str) -> Any:
-        shape = (1, 16, 512, head_dim)
-        q, k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(3))
+    def choice(head_dim: int, kernel: str, seq_k: int = 512) -> Any:
+        q, k, v = (
+            torch.empty((1, 16, rows, head_dim), dtype=dtype, device=device) for rows in (512, seq_k, seq_k)
+        )
         return choose(q, k, v, kernel=kernel)
 
     try:
@@ -137,9 +138,9 @@ def _of_kernels(order: Order, device: torch.device, versions: Mapping[str, str])
         raise LoadError("compile_error", f"{order.kernel} cannot run here: {error}") from error
     kernel: str = found.kernel
 
-    def is_able(head_dim: int) -> bool:
+    def is_able(head_dim: int, seq_k: int = 512) -> bool:
         try:
-            choice(head_dim, kernel)
+            choice(head_dim, kernel, seq_k)
         except ValueError:
             return False
         return True
@@ -163,7 +164,16 @@ def _of_kernels(order: Order, device: torch.device, versions: Mapping[str, str])
         order.dtype,
         {**versions, "triton": str(triton.__version__)},
     )
-    return Subject(about, device, dtype, _head_dims(order, is_able), attend, forward, engine=order.engine)
+    return Subject(
+        about,
+        device,
+        dtype,
+        _head_dims(order, is_able),
+        attend,
+        forward,
+        rectangular=(False, True) if is_able(order.head_dim, 511) else (),
+        engine=order.engine,
+    )
 
 
 def _head_dims(order: Order, is_able: Callable[[int], bool]) -> tuple[int, ...]:

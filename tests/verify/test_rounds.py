@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from soak.verify.cases import Bench, Judged, judge, seed_of
 from soak.verify.messages import PLANTS, ROUNDS, Figure, Order, Outcome
@@ -124,3 +125,26 @@ def test_what_there_is_not_is_bad_usage(order: Make) -> None:
         subject_of(order(kernel="turbo"))
     with pytest.raises(UsageError, match="no fault 'gremlin'"):
         planted(subject_of(order()), "gremlin")
+
+
+@pytest.mark.parametrize(("arch", "kernel", "rectangular"), [
+    ("sm_90", "flash_hopper", ()), ("sm_80", "flash_v2", (False, True)),
+])  # fmt: skip
+def test_a_round_has_the_shapes_that_the_kernel_takes(
+    order: Make, monkeypatch: pytest.MonkeyPatch, arch: str, kernel: str,
+    rectangular: tuple[bool, ...],
+) -> None:  # fmt: skip
+    """`auto` is a kernel for the load's shapes, and need not take every other."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    import soak_kernels
+    from soak_kernels import members
+    from soak_kernels.frame import shape_of
+
+    def choose(*qkv: torch.Tensor, kernel: str) -> members.Choice:
+        return members.choose(members.Card(arch, (3, 9)), shape_of(*qkv), dtype="float16", kernel=kernel)
+
+    monkeypatch.setattr(soak_kernels, "choose", choose)
+    found = subject_of(order(engine="interpreter", head_dim=128, dtype="float16"))
+    assert (found.about.kernel, found.rectangular) == (kernel, rectangular)
+    cases = rounds()["boundary"](Bench(found, order().limits, order().seed))
+    assert any("x" in case.name.split("-")[1] for case in cases) == bool(rectangular)
