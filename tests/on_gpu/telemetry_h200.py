@@ -306,7 +306,8 @@ def of_itself(polls: Sequence[Poll], cpu_s: float | None, wall_s: float) -> Iter
         f"p99 {p99} ms, largest {jitter[-1]} ms, {len(polls)} polls in {wall_s:.0f} s",
         p99 < 50,
     )
-    energy = [(p.boot_ms, v) for p in polls if (v := value(p, Q.ENERGY_J)) is not None]
+    told = [(p.boot_ms, v) for p in polls if (v := value(p, Q.ENERGY_J)) is not None]
+    energy = [after for before, after in pairwise(told) if after[1] != before[1]]  # read anew
     power = [v for p in polls if (v := value(p, Q.POWER_W)) is not None]
     if len(energy) > 1 and power:
         mean_w = (energy[-1][1] - energy[0][1]) / ((energy[-1][0] - energy[0][0]) / 1000)

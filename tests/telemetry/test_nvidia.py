@@ -12,6 +12,7 @@ import pytest
 
 from soak.core.ports import Happening
 from soak.core.records import Poll, Quantity, Reading, ReadingStatus
+from soak.telemetry import nvidia
 from soak.telemetry.nvidia import NvidiaBackend
 from soak.telemetry.sensors import CardGone, Unavailable
 
@@ -194,6 +195,28 @@ def test_a_card_as_it_should_be():
         Quantity.TENSOR_ACTIVE_PCT: None,
         Quantity.DRAM_ACTIVE_PCT: None,
     }
+
+
+def test_energy_is_dear_and_asked_for_every_ten_seconds(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(nvidia.time, "monotonic", lambda: now_s[0])
+    card = Card(A)
+    sensor = NvidiaBackend(Path("/"), FakeNvml(card)).open(A)
+
+    def joules() -> float | None:
+        return sensor.read()[Quantity.ENERGY_J].value
+
+    assert joules() == 2.5e6
+    card.answers["TotalEnergyConsumption"] = 2_500_700_000
+    now_s[0] += nvidia.ENERGY_EVERY_S - 0.1
+    assert joules() == 2.5e6
+    now_s[0] += 0.1
+    assert joules() == 2_500_700.0
+    card.answers["TotalEnergyConsumption"] = Raises(pynvml.NVML_ERROR_UNKNOWN)
+    now_s[0] += nvidia.ENERGY_EVERY_S
+    assert joules() is None
+    card.answers["TotalEnergyConsumption"] = 2_501_400_000
+    assert joules() == 2_501_400.0, "what could not be read is asked for again at once"
 
 
 def test_one_session_is_held_open():
