@@ -1,8 +1,8 @@
-"""Speed and accuracy of the attention kernels against torch's flash backend, on shapes that do not change.
+"""The attention kernels against each other and the framework's own, on shapes that do not change.
 
-    python -m soak_kernels.bench [--json FILE] [--kernel NAME] [--tune] [--quick]
+    python -m soak_kernels.bench [--json] [--kernels NAME,NAME] [--quick] [--tune]
 
-First every shape is checked (against float64, bit for bit on repeats, no byte written outside); a red check
+First every kernel is checked (against float64, bit for bit on repeats, no byte written outside); a red check
 ends the program with 1 and no figure is shown. `--tune` times the candidate tiles of each pass and prints the
 best. The table comes last. Who is compared is timed in turns, so that the card's heat is everybody's.
 """
@@ -17,14 +17,13 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soak_kernels.environment import pin_compiler
 from soak_kernels.flops import backward_flops, forward_flops
-from soak_kernels.members import Operation
+from soak_kernels.members import MEMBERS, Operation, refusal
 from soak_kernels.shape import Shape
 from soak_kernels.tuning import PASSES, AttentionConfig, Pass, TileConfig, plan
 
@@ -43,6 +42,7 @@ ROUNDS, REPEATS = 5, 4  # all take turns ROUNDS times, with REPEATS launches eac
 CLOCK_KHZ = 2_000_000  # about, of a card at full speed
 LEAD_MS = 20  # the card waits so long before the first, and the launches queue up
 TENSORS = ("o", "lse", "dq", "dk", "dv")
+PEERS = ("flex", "flash", "cudnn")  # FlexAttention; torch's scaled_dot_product_attention by two backends
 
 
 @dataclass(frozen=True)
@@ -56,42 +56,51 @@ class Contender:
 
 @dataclass(frozen=True)
 class Row:
-    """One shape: TFLOP/s (median of ROUNDS * REPEATS launches, backward counted as 2.5 forwards) and relative
-    L2 against float64."""
+    """One contender at one shape: TFLOP/s (median of ROUNDS * REPEATS launches, backward counted as 2.5
+    forwards), and each tensor's relative L2 and largest difference against float64, of one head.
 
+    forward_ratio, backward_ratio: how many times as fast the first of the table is. failed: why there is no
+    figure; "" where there are."""
+
+    name: str
+    is_ours: bool
     seq_len: int
     causal: bool
-    forward_tflops: float
-    backward_tflops: float
-    torch_forward_tflops: float | None
-    torch_backward_tflops: float | None
-    error: dict[str, float]
-    torch_error: dict[str, float] | None
-    digest_ms: float
-    digest_gb_per_s: float
+    forward_tflops: float | None = None
+    backward_tflops: float | None = None
+    forward_ratio: float | None = None
+    backward_ratio: float | None = None
+    error: dict[str, float] = field(default_factory=dict)
+    largest_difference: dict[str, float] = field(default_factory=dict)
+    failed: str = ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: measured; 1: a check is red; 2: no GPU."""
+    """0: measured; 1: a check is red; 2: a name that there is not; 4: no GPU, or none of the kernels runs."""
     parser = argparse.ArgumentParser(
         prog="python -m soak_kernels.bench", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--kernel", default="auto", metavar="NAME", help="auto, or a name of the lineage")
-    parser.add_argument("--tune", action="store_true", help="time candidate tiles of each pass instead")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of the table")
+    parser.add_argument(
+        "--kernels", default="", metavar="NAMES", help="of ours, with commas; default: all that carry a load"
+    )
+    parser.add_argument("--tune", action="store_true", help="time candidate tiles of flash_v2 instead")
     parser.add_argument("--quick", action="store_true", help="the smallest and the largest shape only")
     options = parser.parse_args(arguments)
     pinned = pin_compiler(os.environ)
     import torch
 
     if not torch.cuda.is_available():
-        print(
-            "bench: torch sees no GPU; run it on a machine with one, with a torch built for it",
-            file=sys.stderr,
-        )
-        return 2
+        return _refused("torch sees no GPU; run it on a machine with one, with a torch built for it", 4)
+    names = [name for name in options.kernels.split(",") if name]
+    unknown = [name for name in names if name not in MEMBERS]
+    if unknown:
+        return _refused(f"--kernels has {unknown[0]!r}; choose from {', '.join(MEMBERS)}", 2)
     seq_lens = (SEQ_LENS[0], SEQ_LENS[-1]) if options.quick else SEQ_LENS
-    red = _check(options.kernel, CHECK_SEQ_LENS)
+    contenders = _contenders(names)
+    if not contenders:
+        return _refused(f"--kernels {options.kernels}: none of them runs on this card", 4)
+    red = [line for name in contenders for line in _check(name, CHECK_SEQ_LENS)]
     if red:
         print("\n".join(f"bench: {line}" for line in red), file=sys.stderr)
         print(f"bench: {len(red)} checks are red, so nothing is measured", file=sys.stderr)
@@ -109,13 +118,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **pinned,
     }
     if options.tune:
-        best = _tune(arch, seq_lens)
-        _write(options.json, {**facts, "tiles": best})
+        best = _tune(arch, seq_lens, tell=not options.json)
+        if options.json:
+            print(json.dumps({**facts, "tiles": best}, indent=1))
         return 0
-    rows = [_measure(options.kernel, seq_len, causal) for seq_len in seq_lens for causal in (False, True)]
-    _write(options.json, {**facts, "rows": [dataclasses.asdict(row) for row in rows]})
-    _print(facts, rows)
+    rows = [
+        row
+        for seq_len in seq_lens
+        for causal in (False, True)
+        for row in compare(contenders, PEERS, seq_len, causal)
+    ]
+    if options.json:
+        print(json.dumps({**facts, "rows": [dataclasses.asdict(row) for row in rows]}, indent=1))
+    else:
+        _print(facts, rows)
     return 0
+
+
+def _refused(why: str, code: int) -> int:
+    print(f"bench: {why}", file=sys.stderr)
+    return code
+
+
+def _contenders(names: Sequence[str]) -> list[str]:
+    """What of `names`, or of all that carry a load, runs the load's shapes on this card; first what `auto`
+    takes."""
+    import torch
+
+    from soak_kernels.functional import card_of, proven
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    card, shape = card_of(device), Shape(1, HEADS, HEADS, 4096, 4096, HEAD_DIM)
+    first = proven(card, shape, device, dtype="float16").kernel
+    asked = names or [name for name, member in MEMBERS.items() if member.no_load is None]
+    able = [name for name in asked if refusal(name, card, shape, "float16") is None]
+    return sorted(able, key=lambda name: name != first)
 
 
 # --- checks
@@ -165,7 +202,8 @@ def _check(kernel: str, seq_lens: Sequence[int]) -> list[str]:
                     n_checked += 1
     if not n_checked:
         red.append(f"{kernel} cannot run here")
-    print(f"checked {kernel}: seq_len {', '.join(map(str, seq_lens))}; {len(red)} red", flush=True)
+    lengths = ", ".join(map(str, seq_lens))
+    print(f"checked {kernel}: seq_len {lengths}; {len(red)} red", file=sys.stderr, flush=True)
     return red
 
 
@@ -269,10 +307,6 @@ def milliseconds(launches: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     return {name: statistics.median(a.elapsed_time(b) for a, b in each) for name, each in times.items()}
 
 
-def _tflops(flops: float, milliseconds: float) -> float:
-    return flops / milliseconds / 1e9
-
-
 def ours(
     kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, causal: bool
 ) -> Contender:
@@ -296,41 +330,38 @@ def ours(
     )
 
 
-def _measure(kernel: str, seq_len: int, causal: bool) -> Row:
+def compare(kernels: Sequence[str], peers: Sequence[str], seq_len: int, causal: bool) -> list[Row]:
+    """Everybody at one shape, float16, HEADS heads, TOKENS tokens, HEAD_DIM; ratios are to kernels[0]. Who
+    does not run here has a row that says why."""
     import torch
 
-    from soak_kernels.digest import digest, digest_shape, digest_weights
-
-    batch = TOKENS // seq_len
-    q, k, v, do = _inputs(batch, HEADS, seq_len, HEAD_DIM, torch.float16)
-    kernel_of_ours = ours(kernel, q, k, v, do, causal)
-    digested = [x for name, x in kernel_of_ours.results.items() if name != "lse"]
-    weights = digest_weights(seq_len, HEAD_DIM // 2, q.device)
-    sums = torch.empty(digest_shape(digested[0]), dtype=torch.int64, device=q.device)
-    launches: dict[str, Callable[[], Any]] = {
-        "forward": kernel_of_ours.forward,
-        "backward": kernel_of_ours.backward,
-        "digest": lambda: [digest(x, weights=weights, out=sums) for x in digested],
-    }
-    theirs = _torch_flash(q, k, v, do, causal)
-    if theirs is not None:
-        launches |= {"their forward": theirs.forward, "their backward": theirs.backward}
-    ms = milliseconds(launches)
-    shape = (batch, HEADS, seq_len, seq_len, HEAD_DIM)
-    forward, backward = forward_flops(*shape, causal=causal), backward_flops(*shape, causal=causal)
-    gigabytes = len(digested) * q.numel() * q.element_size() / 1e9
-    return Row(
-        seq_len=seq_len,
-        causal=causal,
-        forward_tflops=_tflops(forward, ms["forward"]),
-        backward_tflops=_tflops(backward, ms["backward"]),
-        torch_forward_tflops=None if theirs is None else _tflops(forward, ms["their forward"]),
-        torch_backward_tflops=None if theirs is None else _tflops(backward, ms["their backward"]),
-        error=errors(q, k, v, do, causal, kernel_of_ours.results),
-        torch_error=None if theirs is None else errors(q, k, v, do, causal, theirs.results),
-        digest_ms=ms["digest"],
-        digest_gb_per_s=gigabytes / ms["digest"] * 1e3,
-    )
+    q, k, v, do = _inputs(TOKENS // seq_len, HEADS, seq_len, HEAD_DIM, torch.float16)
+    found: dict[str, Contender] = {}
+    rows: dict[str, Row] = {}
+    for name in (*kernels, *peers):
+        rows[name] = Row(name, name in kernels, seq_len, causal)
+        begin = ours if name in kernels else peer
+        try:
+            found[name] = begin(name, q, k, v, do, causal)
+        except Exception as error:  # noqa: BLE001 - each may fail to run here in any way; its row says how
+            said = (str(error).splitlines() or [""])[0][:100]
+            rows[name] = dataclasses.replace(rows[name], failed=f"{type(error).__name__}: {said}")
+    forward_ms = milliseconds({name: each.forward for name, each in found.items()})
+    backward_ms = milliseconds({name: each.backward for name, each in found.items()})
+    shape = (TOKENS // seq_len, HEADS, seq_len, seq_len, HEAD_DIM)
+    flops = forward_flops(*shape, causal=causal), backward_flops(*shape, causal=causal)
+    for name, each in found.items():
+        l2, largest = errors(q, k, v, do, causal, each.results)
+        rows[name] = dataclasses.replace(
+            rows[name],
+            forward_tflops=flops[0] / forward_ms[name] / 1e9,
+            backward_tflops=flops[1] / backward_ms[name] / 1e9,
+            forward_ratio=forward_ms[name] / forward_ms.get(kernels[0], math.nan),
+            backward_ratio=backward_ms[name] / backward_ms.get(kernels[0], math.nan),
+            error=l2,
+            largest_difference=largest,
+        )
+    return list(rows.values())
 
 
 def errors(
@@ -340,23 +371,18 @@ def errors(
     do: torch.Tensor,
     causal: bool,
     results: dict[str, torch.Tensor],
-) -> dict[str, float]:
-    """Relative L2 of each tensor in the last (batch, head) slice."""
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Relative L2 and largest difference of each tensor in the last (batch, head)."""
     from soak_kernels.reference import reference_slice, relative_l2
 
     truth = reference_slice(q[-1, -1], k[-1, -1], v[-1, -1], do[-1, -1], causal=causal)
-    return {name: relative_l2(x[-1, -1], getattr(truth, name)) for name, x in results.items()}
-
-
-def _torch_flash(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, causal: bool
-) -> Contender | None:
-    """torch's flash backend; None where torch has none here."""
-    try:
-        return peer("flash", q, k, v, do, causal)
-    except RuntimeError as error:
-        print(f"torch's flash backend: {str(error).splitlines()[0]}", flush=True)
-        return None
+    l2, largest = {}, {}
+    for name, x in results.items():
+        true = getattr(truth, name)
+        l2[name] = relative_l2(x[-1, -1], true)
+        seen = true.isfinite()
+        largest[name] = float((x[-1, -1].detach().double().cpu() - true)[seen].abs().max())
+    return l2, largest
 
 
 def peer(
@@ -408,7 +434,7 @@ def _flex(seq_len: int, causal: bool) -> Callable[..., torch.Tensor]:
     return run
 
 
-def _tune(arch: str, seq_lens: Sequence[int]) -> list[dict[str, Any]]:
+def _tune(arch: str, seq_lens: Sequence[int], *, tell: bool) -> list[dict[str, Any]]:
     """Time each candidate tile of each pass; what does not compile or fit is left out, and said."""
     import torch
 
@@ -425,25 +451,21 @@ def _tune(arch: str, seq_lens: Sequence[int]) -> list[dict[str, Any]]:
                         timed.append((_time_pass(config, pass_, seq_len, causal), tile.name))
                     except Exception as error:  # noqa: BLE001  (a candidate may fail to compile in any way)
                         torch.cuda.synchronize()
-                        print(
-                            f"{pass_} {tile.name}: {type(error).__name__} {str(error).splitlines()[:1]}",
-                            flush=True,
-                        )
+                        why = f"{type(error).__name__} {str(error).splitlines()[:1]}"
+                        print(f"{pass_} {tile.name}: {why}", file=sys.stderr, flush=True)
                 timed.sort()
-                for milliseconds, name in timed[:4]:
+                for ms, name in timed[:4]:
                     best.append(
                         {
                             "seq_len": seq_len,
                             "causal": causal,
                             "pass": pass_,
                             "tile": name,
-                            "ms": milliseconds,
+                            "ms": ms,
                         }
                     )
-                    print(
-                        f"seq_len {seq_len} {mask:6} {pass_:8} {name:34} {milliseconds:.3f} ms",
-                        flush=True,
-                    )
+                    if tell:
+                        print(f"seq_len {seq_len} {mask:6} {pass_:8} {name:34} {ms:.3f} ms", flush=True)
     return best
 
 
@@ -497,28 +519,25 @@ def _time_pass(config: AttentionConfig, pass_: Pass, seq_len: int, causal: bool)
 # ----------------------------------------------------------------------------------------------------------
 
 
-def _write(path: Path | None, figures: dict[str, Any]) -> None:
-    if path is not None:
-        path.write_text(json.dumps(figures, indent=2) + "\n")
-
-
 def _print(facts: dict[str, Any], rows: Sequence[Row]) -> None:
-    def ratio(ours: float, theirs: float | None) -> str:
-        return "" if theirs is None else f"{ours / theirs:.2f}x"
-
-    def worst(error: dict[str, float] | None) -> str:
-        return "" if error is None else f"{max(error[name] for name in ('o', 'dq', 'dk', 'dv')):.1e}"
-
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
-    print(f"TFLOP/s, float16, {HEADS} heads, {TOKENS} tokens, head_dim {HEAD_DIM}; ratio to torch's flash")
-    print(f"{'seq':>5} {'mask':6} {'fwd':>6} {'':>6} {'bwd':>6} {'':>6} {'error':>8} {'torch':>8}    digest")
+    print(
+        f"TFLOP/s, float16, {HEADS} heads, {TOKENS} tokens, head_dim {HEAD_DIM}; in brackets how many times "
+        "as fast the first of each group is; relative L2 and largest difference from float64"
+    )
+    print(f"{'seq':>5} {'mask':6} {'kernel':15} {'forward':>15} {'backward':>15} {'error':>8} {'largest':>8}")
     for row in rows:
-        print(
-            f"{row.seq_len:5} {'causal' if row.causal else 'full':6}"
-            f" {row.forward_tflops:6.1f} {ratio(row.forward_tflops, row.torch_forward_tflops):>6}"
-            f" {row.backward_tflops:6.1f} {ratio(row.backward_tflops, row.torch_backward_tflops):>6}"
-            f" {worst(row.error):>8} {worst(row.torch_error):>8} {row.digest_gb_per_s:6.0f} GB/s"
+        where = f"{row.seq_len:5} {'causal' if row.causal else 'full':6} {row.name:15}"
+        if row.failed:
+            print(f"{where} {row.failed}")
+            continue
+        error, largest = (
+            max(x for name, x in each.items() if name != "lse")
+            for each in (row.error, row.largest_difference)
         )
+        forward = f"{row.forward_tflops:.1f} ({row.forward_ratio:.2f})"
+        backward = f"{row.backward_tflops:.1f} ({row.backward_ratio:.2f})"
+        print(f"{where} {forward:>15} {backward:>15} {error:8.1e} {largest:8.1e}")
 
 
 if __name__ == "__main__":

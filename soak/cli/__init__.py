@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "watch": "soak.cli.watch:watch",
     "doctor": "soak.cli.doctor:doctor",
     "verify": "soak.cli.verify:command",
+    "bench": "soak.cli.bench:bench",
     "kernels": "soak.cli.kernels:kernels",
     "db": "soak.cli.db:db",
 }

@@ -58,18 +58,25 @@ def inspect(arch: str, as_json: bool, **flags: Any) -> int:
 def _child(module: Sequence[str], as_json: bool) -> int:
     """Runs a module of soak_kernels and says what it says; 0 or 1 as it ended, CannotRun where it could
     not."""
-    command = [sys.executable, "-m", *module, *(["--json"] if as_json else [])]
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise CannotRun(
-            f"Compiling took longer than {_TIMEOUT_S:.0f} s; see what else this machine does."
-        ) from error
+    done = in_child([*module, *(["--json"] if as_json else [])], stderr=subprocess.PIPE)
     if done.returncode not in (EXIT_PASS, EXIT_FAIL) or not done.stdout:
         lines = done.stderr.strip().splitlines() or [f"the compiler ended with {done.returncode}"]
         raise CannotRun(f"The kernels cannot be compiled here ({lines[-1]}); see `soak doctor`.")
     say(done.stdout.rstrip("\n"))
     return done.returncode
+
+
+def in_child(module: Sequence[str], *, stderr: int | None) -> subprocess.CompletedProcess[str]:
+    """A module of soak_kernels with its arguments, in a process of its own, to its end; stderr: None lets a
+    person see it at once. Raises CannotRun after _TIMEOUT_S."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", *module],
+            env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=_TIMEOUT_S,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise CannotRun(
+            f"`{module[0]}` took longer than {_TIMEOUT_S:.0f} s; see what else this machine does."
+        ) from error

@@ -33,7 +33,7 @@ from soak_kernels.shape import Shape
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "kernels" / "soak_kernels"
-HEADS, HEAD_DIM, TOKENS = 16, 128, 32_768
+HEADS, HEAD_DIM, TOKENS = 16, 128, 32_768  # as bench.py's
 TENSORS = ("o", "lse", "dq", "dk", "dv")
 LAUNCHES = 1000
 SANITIZED_S = 240
@@ -329,41 +329,28 @@ def fast(seq_lens: tuple[int, ...]) -> Iterator[Row]:
 
 
 def _fast_at(seq_len: int, causal: bool) -> Iterator[Row]:
+    import torch
     from soak_kernels import bench
-    from soak_kernels.flops import backward_flops, forward_flops
     from soak_kernels.functional import choose
 
-    batch = TOKENS // seq_len
-    q, k, v, do = drawn((seq_len, seq_len), (HEADS, HEADS), HEAD_DIM, "float16", batch)
-    kernel = choose(q, k, v).kernel
-    where = f"seq_len {seq_len} {'causal' if causal else 'full'}"
-    contenders = {name: bench.ours(name, q, k, v, do, causal) for name in {kernel: 0, "flash_v2": 0}}
-    for name in WANTED:
-        try:
-            contenders[name] = bench.peer(name, q, k, v, do, causal)
-        except Exception as error:  # noqa: BLE001 - a peer may fail to run here in any way; its row says how
-            yield Row(f"{where}, {name}", f"{type(error).__name__}: {str(error).splitlines()[0][:100]}", None)
-    launches = {f"{name} forward": each.forward for name, each in contenders.items()}
-    ms = bench.milliseconds(launches | {f"{name} backward": c.backward for name, c in contenders.items()})
-    counts = (batch, HEADS, seq_len, seq_len, HEAD_DIM)
-    forward, backward = (f(*counts, causal=causal) / 1e9 for f in (forward_flops, backward_flops))
-    worst = {
-        name: max(
-            x for tensor, x in bench.errors(q, k, v, do, causal, each.results).items() if tensor != "lse"
-        )
-        for name, each in contenders.items()
-    }
-    for name in contenders:
-        rates = forward / ms[f"{name} forward"], backward / ms[f"{name} backward"]
-        ratios = tuple(ms[f"{name} {p}"] / ms[f"{kernel} {p}"] for p in ("forward", "backward"))
-        wanted = WANTED.get(name, (None, None))
-        holds = all(limit is None or r >= limit for limit, r in zip(wanted, ratios, strict=True))
-        if name == "flash":
-            holds = holds and worst[kernel] <= 1.05 * worst[name]
-        text = f"{rates[0]:.0f} / {rates[1]:.0f} TFLOP/s, error {worst[name]:.1e}"
-        if name != kernel:
+    q = torch.empty((1, HEADS, seq_len, HEAD_DIM), dtype=torch.float16, device="cuda")
+    kernel = choose(q, q, q).kernel
+    rows = bench.compare(list(dict.fromkeys((kernel, "flash_v2"))), bench.PEERS, seq_len, causal)
+    worst = {row.name: max(x for n, x in row.error.items() if n != "lse") for row in rows if not row.failed}
+    for row in rows:
+        name = f"seq_len {seq_len} {'causal' if causal else 'full'}, {row.name}"
+        if row.failed:
+            yield Row(name, row.failed, None)
+            continue
+        ratios = (row.forward_ratio, row.backward_ratio)
+        wanted = WANTED.get(row.name, (None, None))
+        holds = all(limit is None or (r or 0) >= limit for limit, r in zip(wanted, ratios, strict=True))
+        if row.name == "flash":
+            holds = holds and worst[kernel] <= 1.05 * worst["flash"]
+        text = f"{row.forward_tflops:.0f} / {row.backward_tflops:.0f} TFLOP/s, error {worst[row.name]:.1e}"
+        if row.name != kernel:
             text += f"; {kernel} has {ratios[0]:.2f} x / {ratios[1]:.2f} x"
-        yield Row(f"{where}, {name}", text, holds)
+        yield Row(name, text, holds)
 
 
 def accurate() -> Iterator[Row]:
