@@ -27,7 +27,7 @@ def bench(kernels: str | None, quick: bool, tune: bool, as_json: bool, **flags: 
     card that does nothing else.
 
     Exit codes: 0, 1 a kernel is wrong here and nothing was timed, 2 bad usage, 4 could not run."""
-    parse_common(given(flags), os.environ)
+    parse_common(given(flags), os.environ, stores=False)
     wanted = {"--quick": quick, "--tune": tune, "--json": as_json}
     arguments = [flag for flag, is_given in wanted.items() if is_given]
     if kernels is not None:

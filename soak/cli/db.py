@@ -66,7 +66,7 @@ def copy_(source: str, target: str, **flags: Any) -> int:
 
     Refused where the other one holds a run of the same id. Leases are not copied.
     """
-    parse_common(given(flags), os.environ)
+    parse_common(given(flags), os.environ, stores=False)
     with Database.open(_url("SRC", source), readonly=True) as origin:
         origin.check_current()  # before the other one is made
         return _copy(origin, _url("DST", target))

@@ -34,7 +34,7 @@ def kernels() -> None:
 @common
 def list_(as_json: bool, **flags: Any) -> int:
     """List the kernels, and every configuration of every card and why it was chosen."""
-    parse_common(given(flags), os.environ)
+    parse_common(given(flags), os.environ, stores=False)
     return _child(("soak_kernels.catalogue",), as_json)
 
 
@@ -49,7 +49,7 @@ def inspect(arch: str, as_json: bool, **flags: Any) -> int:
 
     For gfx906 the machine code is executed too, for its LDS conflicts, and a bound in TFLOP/s follows from a
     model. Exit codes: 0, 1 where a kernel of the product spills registers."""
-    parse_common(given(flags), os.environ)
+    parse_common(given(flags), os.environ, stores=False)
     if arch not in _INSPECTORS:
         raise ConfigError(f"--arch {arch!r} is not known; choose one of {', '.join(_INSPECTORS)}.")
     return _child(_INSPECTORS[arch], as_json)

@@ -58,7 +58,7 @@ def command(
     """
     rounds = _checked(round_, fmt, plant)
     patience = Patience(case_s=_deadline_s(deadline))
-    request = parse(given(flags), os.environ)
+    request = parse(given(flags), os.environ, stores=False)
     devices = _devices(request)
     config = resolve(request, devices, drawn_seed=secrets.randbelow(_SEED_BELOW))
     wanted = _Wanted(config.protocol(), kernel, rounds, case, plant)

@@ -47,7 +47,7 @@ def watch(url: str, **flags: Any) -> int:
 
     4: the daemon cannot be reached. 3 also where it is lost on the way; the run may go on.
     """
-    settings = parse_common(given(flags), os.environ)
+    settings = parse_common(given(flags), os.environ, stores=False)
     set_up_logging(settings.log_level, settings.log_format)
     where = _run_json(url)
     try:

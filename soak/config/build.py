@@ -16,14 +16,19 @@ from soak.core.records import Device
 
 
 def parse(
-    flags: Mapping[str, object | None], environ: Mapping[str, str], database_name: str = "soak.db"
+    flags: Mapping[str, object | None],
+    environ: Mapping[str, str],
+    database_name: str = "soak.db",
+    *,
+    stores: bool = True,
 ) -> Request:
     """First step of `soak run`. `flags` by option name, None where not given; a value may be text or typed.
+    stores: False for a command that writes nothing down, and so needs no folder.
 
     Raises ConfigError, one sentence, for whatever cannot be meant.
     """
     settings = asked_for(OPTIONS, flags, environ)
-    _place(settings, environ, database_name)
+    _place(settings, environ, database_name, stores)
     for name in ("device", "expect_gpus", "profile"):
         settings.setdefault(name, _default(name))
     chosen = settings["profile"].value
@@ -35,11 +40,15 @@ def parse(
 
 
 def parse_common(
-    flags: Mapping[str, object | None], environ: Mapping[str, str], database_name: str = "soak.db"
+    flags: Mapping[str, object | None],
+    environ: Mapping[str, str],
+    database_name: str = "soak.db",
+    *,
+    stores: bool = True,
 ) -> Common:
     """The options of every other command; the same order of precedence. Raises ConfigError."""
     settings = asked_for(COMMON, flags, environ)
-    _place(settings, environ, database_name)
+    _place(settings, environ, database_name, stores)
     values = {name: settings.get(name) or _default(name) for name in COMMON if name != "config"}
     return Common(
         **{name: setting.value for name, setting in values.items()},
@@ -69,19 +78,23 @@ def _default(name: str) -> Setting:
     return written if written.value is None else read(name, written)
 
 
-def _place(settings: dict[str, Setting], environ: Mapping[str, str], database_name: str) -> None:
+def _place(
+    settings: dict[str, Setting], environ: Mapping[str, str], database_name: str, stores: bool
+) -> None:
     """Where data is kept, if nobody said: the XDG data folder."""
     if "data_dir" not in settings:
-        settings["data_dir"] = Setting(_data_dir(environ), "default")
+        settings["data_dir"] = Setting(_data_dir(environ, stores), "default")
     if "database" not in settings:
         settings["database"] = Setting(f"sqlite:///{settings['data_dir'].value / database_name}", "default")
 
 
-def _data_dir(environ: Mapping[str, str]) -> Path:
+def _data_dir(environ: Mapping[str, str], stores: bool) -> Path:
     if environ.get("XDG_DATA_HOME"):
         return Path(environ["XDG_DATA_HOME"]) / "soak"
     if environ.get("HOME"):
         return Path(environ["HOME"]) / ".local" / "share" / "soak"
+    if not stores:
+        return Path("/nonexistent/soak")
     raise ConfigError(
         "There is no folder for data, since HOME is not set; give --data-dir or set SOAK_DATA_DIR."
     )

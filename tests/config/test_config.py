@@ -161,6 +161,8 @@ def test_data_goes_to_the_xdg_folder() -> None:
     with pytest.raises(ConfigError, match="HOME is not set; give --data-dir"):
         parse({}, {})
     assert parse({"data_dir": "/data"}, {}).settings["data_dir"].value == Path("/data")
+    assert parse_common({}, {}, stores=False).log_level == "info", "what writes nothing down needs no folder"
+    assert parse({}, {}, stores=False).device == ("all",)
 
 
 def test_other_commands_find_the_same_database(tmp_path: Path) -> None:
