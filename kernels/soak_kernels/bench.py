@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from soak_kernels.environment import pin_compiler
 from soak_kernels.flops import backward_flops, forward_flops
+from soak_kernels.launch import Call
 from soak_kernels.members import MEMBERS, Operation, refusal
 from soak_kernels.shape import Shape
 from soak_kernels.tuning import PASSES, AttentionConfig, Pass, TileConfig, plan
@@ -47,11 +48,13 @@ PEERS = ("flex", "flash", "cudnn")  # FlexAttention; torch's scaled_dot_product_
 
 @dataclass(frozen=True)
 class Contender:
-    """Somebody's attention on given tensors. results: its o, dq, dk, dv, and lse where it has one."""
+    """Somebody's attention on given tensors. results: its o, dq, dk, dv, and lse where it has one;
+    n_programs: of the forward's largest launch, None where that is not known."""
 
     forward: Callable[[], Any]
     backward: Callable[[], Any]
     results: dict[str, torch.Tensor]
+    n_programs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,15 @@ class Row:
     """One contender at one shape: TFLOP/s (median of ROUNDS * REPEATS launches, backward counted as 2.5
     forwards), and each tensor's relative L2 and largest difference against float64, of one head.
 
-    forward_ratio, backward_ratio: how many times as fast the first of the table is. failed: why there is no
+    n_programs: that share its forward. forward_ratio, backward_ratio: how many times as fast the first of the
+    table is. failed: why there is no
     figure; "" where there are."""
 
     name: str
     is_ours: bool
     seq_len: int
     causal: bool
+    n_programs: int | None = None
     forward_tflops: float | None = None
     backward_tflops: float | None = None
     forward_ratio: float | None = None
@@ -321,12 +326,15 @@ def ours(
         raise ValueError(f"kernel is {kernel!r}; legal: one that runs such tensors on this card")
     config = used.plan(architecture(q.device), shape, causal=causal, dtype=dtype_name(q))
     rest: dict[str, Any] = {"causal": causal, "workspace": used.allocate(q, k, config)}
+    calls: list[Call] = []
+    used.forward(q, k, v, **rest, launch=calls.append)  # nothing is launched
     o, lse = used.forward(q, k, v, **rest)
     gradients = used.backward(q, k, v, o, lse, do, **rest)
     return Contender(
         lambda: used.forward(q, k, v, out=(o, lse), **rest),
         lambda: used.backward(q, k, v, o, lse, do, out=gradients, **rest),
         dict(zip(TENSORS, (o, lse, *gradients), strict=True)),
+        max(call.n_programs for call in calls),
     )
 
 
@@ -354,6 +362,7 @@ def compare(kernels: Sequence[str], peers: Sequence[str], seq_len: int, causal: 
         l2, largest = errors(q, k, v, do, causal, each.results)
         rows[name] = dataclasses.replace(
             rows[name],
+            n_programs=each.n_programs,
             forward_tflops=flops[0] / forward_ms[name] / 1e9,
             backward_tflops=flops[1] / backward_ms[name] / 1e9,
             forward_ratio=forward_ms[name] / forward_ms.get(kernels[0], math.nan),
@@ -525,11 +534,14 @@ def _print(facts: dict[str, Any], rows: Sequence[Row]) -> None:
         f"TFLOP/s, float16, {HEADS} heads, {TOKENS} tokens, head_dim {HEAD_DIM}; in brackets how many times "
         "as fast the first of each group is; relative L2 and largest difference from float64"
     )
-    print(f"{'seq':>5} {'mask':6} {'kernel':15} {'forward':>15} {'backward':>15} {'error':>8} {'largest':>8}")
+    print(
+        f"{'seq':>5} {'mask':6} {'kernel':13} {'programs':>8} {'forward':>15} {'backward':>15}"
+        f" {'error':>8} {'largest':>8}"
+    )
     for row in rows:
-        where = f"{row.seq_len:5} {'causal' if row.causal else 'full':6} {row.name:15}"
+        where = f"{row.seq_len:5} {'causal' if row.causal else 'full':6} {row.name:13}"
         if row.failed:
-            print(f"{where} {row.failed}")
+            print(f"{where} {'':8} {row.failed}")
             continue
         error, largest = (
             max(x for name, x in each.items() if name != "lse")
@@ -537,7 +549,8 @@ def _print(facts: dict[str, Any], rows: Sequence[Row]) -> None:
         )
         forward = f"{row.forward_tflops:.1f} ({row.forward_ratio:.2f})"
         backward = f"{row.backward_tflops:.1f} ({row.backward_ratio:.2f})"
-        print(f"{where} {forward:>15} {backward:>15} {error:8.1e} {largest:8.1e}")
+        n = "" if row.n_programs is None else row.n_programs
+        print(f"{where} {n:>8} {forward:>15} {backward:>15} {error:8.1e} {largest:8.1e}")
 
 
 if __name__ == "__main__":

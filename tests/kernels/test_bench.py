@@ -39,13 +39,13 @@ def test_an_unknown_kernel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def test_a_table_of_everybody(capsys: pytest.CaptureFixture[str]) -> None:
     error = dict.fromkeys(bench.TENSORS, 3e-4)
     rows = [
-        bench.Row("flash_v2", True, 512, True, 200.0, 150.0, 1.0, 1.0, error, {**error, "lse": 1.0}),
-        bench.Row("flash", False, 512, True, 100.0, 120.0, 2.0, 1.25, error, error),
+        bench.Row("flash_v2", True, 512, True, 4096, 200.0, 150.0, 1.0, 1.0, error, {**error, "lse": 1.0}),
+        bench.Row("flash", False, 512, True, None, 100.0, 120.0, 2.0, 1.25, error, error),
         bench.Row("cudnn", False, 512, True, failed="RuntimeError: No available kernel."),
     ]
     bench._print({"arch": "sm_90"}, rows)
     assert [line.split() for line in capsys.readouterr().out.splitlines()[-3:]] == [
-        ["512", "causal", "flash_v2", "200.0", "(1.00)", "150.0", "(1.00)", "3.0e-04", "3.0e-04"],
+        ["512", "causal", "flash_v2", "4096", "200.0", "(1.00)", "150.0", "(1.00)", "3.0e-04", "3.0e-04"],
         ["512", "causal", "flash", "100.0", "(2.00)", "120.0", "(1.25)", "3.0e-04", "3.0e-04"],
         ["512", "causal", "cudnn", "RuntimeError:", "No", "available", "kernel."],
     ]
