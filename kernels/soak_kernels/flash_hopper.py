@@ -681,6 +681,12 @@ CONFIGS = {
 }
 
 
+# Entered with 168 registers a thread, so that the loader's four warps, giving up theirs, leave 240 to each of
+# the eight that compute.
+_OPTIONS = Options(num_warps=4, maxnreg=168)
+_TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+
+
 @dataclass(frozen=True)
 class Workspace:
     """Scratch of one shape and configuration, of one launch at a time.
@@ -792,12 +798,6 @@ def backward(
         )
     )  # fmt: skip
     return dq, dk, dv
-
-
-# Entered with 168 registers a thread, so that the loader's four warps, giving up theirs, leave 240 to each of
-# the eight that compute.
-_OPTIONS = Options(num_warps=4, maxnreg=168)
-_TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 def _rows(x: torch.Tensor, n_rows: int) -> TensorDescriptor:
