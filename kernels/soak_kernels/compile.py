@@ -8,13 +8,14 @@ tensors under 2 GB.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -401,29 +402,35 @@ def _output(*command: str | Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def main(arguments: list[str]) -> int:
-    """Print the table of `compile_all` for each architecture named, or with --json a list; 0, or 1 where a
-    kernel spills in a loop (AMD: anywhere)."""
-    rows = [
-        row
-        for arch in ([x for x in arguments if x != "--json"] or ["gfx906", "sm_90"])
-        for row in compile_all(arch, dtypes=product_dtypes(arch))
-    ]
-    if "--json" in arguments:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table of `compile_all` for each architecture named, or with --json a list; 0, 1 where a
+    kernel spills in a loop (AMD: anywhere), 2 where this Triton cannot compile for one."""
+    parser = argparse.ArgumentParser(
+        prog="python -m soak_kernels.compile", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("arch", nargs="*", default=["gfx906", "sm_90"], help="sm_<number> or gfx<number>")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of the table")
+    options = parser.parse_args(arguments)
+    try:
+        rows = [row for arch in options.arch for row in compile_all(arch, dtypes=product_dtypes(arch))]
+    except ValueError as error:
+        print(f"compile: {error}", file=sys.stderr)
+        return 2
+    if options.json:
         print(json.dumps([row.as_dict() for row in rows], indent=1))
         return int(any(row.is_spilling for row in rows))
     print(
-        f"{'arch':8}{'kernel':40}{'config':34}{'vgprs':>6}{'spills':>7}{'in loop':>8}{'scratch':>8}{'lds':>8}"
+        f"{'arch':8}{'kernel':42}{'config':34}{'vgprs':>6}{'spills':>7}{'in loop':>8}{'scratch':>8}{'lds':>8}"
         f"{'dot2':>6}{'wgmma':>6}"
     )
     for row in rows:
         in_loop, dot2, wgmma = ("" if x is None else x for x in (row.loop_spills, row.dot2, row.wgmma))
         print(
-            f"{row.arch:8}{row.name:40}{row.config:34}{row.vgprs:6}{row.spills:7}{in_loop:>8}"
+            f"{row.arch:8}{row.name:42}{row.config:34}{row.vgprs:6}{row.spills:7}{in_loop:>8}"
             f"{row.scratch_bytes:8}{row.lds_bytes:8}{dot2:>6}{wgmma:>6}"
         )
     return int(any(row.is_spilling for row in rows))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

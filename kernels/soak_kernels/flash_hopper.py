@@ -13,10 +13,10 @@ issues the scores of the next block together with P V of this one. The backward 
 atomics: dQ owns rows, dK/dV owns keys and has its scores transposed, so that P^T and dS^T are left operands
 from registers.
 
-Any number of rows: past the end of a head the accelerator reads zeros and writes nothing. The forward masks
-keys past the end; the backward needs no mask there, since K = V = 0, and rows past the end have P = 0 by
-their padded log-sum-exp (`frame.preprocess`). There are as many keys as rows; key heads may be fewer. The
-numbers are those of flash_v2: a row's maximum is subtracted before the scale is applied.
+Any number of rows: past the end of a head the accelerator reads zeros and writes nothing. Forward and dQ
+mask keys past the end; dK/dV needs no mask, since rows past the end have P = 0 by their padded log-sum-exp
+(`frame.preprocess`). There are as many keys as rows; key heads may be fewer. The numbers are those of
+flash_v2: a row's maximum is subtracted before the scale is applied.
 
 Names: d_ tensor descriptor, s_ shared memory, p_ pointer, o_ offsets, n_ count, i_ index; LS, LO: register
 layouts of scores and of accumulators, LP: of a left operand.
@@ -398,9 +398,11 @@ def _dq_computes(
             mbarrier.wait(ready_v.index(i_stage), phase)
             dp = warpgroup_mma(do, _matrix(s_v, i_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(1, deps=[s])
-            if CAUSAL:
-                if step == n_steps - 1:
-                    s = gl.where(o_line[:, None] >= o_column[None, :], s, -float("inf"))
+            if step == n_steps - 1:
+                seen = (o_column < seq - step * _BLOCK_N)[None, :]
+                if CAUSAL:
+                    seen = seen & (o_line[:, None] >= o_column[None, :])
+                s = gl.where(seen, s, -float("inf"))
             p = _probability(s, high, low, scale_log2)
             mbarrier.wait(ready_v.index(i_stage), phase)  # ends a basic block, as in the forward
             dp, p = warpgroup_mma_wait(0, deps=[dp, p])

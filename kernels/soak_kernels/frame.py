@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 
 import torch
 import triton
@@ -201,9 +202,9 @@ def checked_scale(scale: float | None, head_dim: int) -> float:
     """1 / sqrt(head_dim) where none is given; ValueError where float32 could not carry it through a row."""
     if scale is None:
         return float(head_dim**-0.5)
-    if isinstance(scale, torch.Tensor) and scale.numel() == 1 and not scale.is_complex():
+    if isinstance(scale, torch.Tensor) and scale.numel() == 1 and not (scale.is_complex() or scale.is_meta):
         scale = float(scale.detach())
-    if not isinstance(scale, int | float) or not SCALE_LEAST <= scale <= SCALE_MOST:
+    if not isinstance(scale, Real) or isinstance(scale, bool) or not SCALE_LEAST <= scale <= SCALE_MOST:
         raise ValueError(f"scale is {scale!r}; legal values: a number from 2^-100 to 2^100")
     return float(scale)
 

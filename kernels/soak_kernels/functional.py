@@ -48,6 +48,7 @@ def attention(
     bits, forward and backward. Raises ValueError, naming the argument and what is legal, before anything is
     launched.
     """
+    _check_flags(is_causal=is_causal, return_lse=return_lse)
     shape = _checked(q, k, v, enable_gqa)
     scale = frame.checked_scale(scale, shape.head_dim)
     choice, card = _chosen(q, shape, kernel)
@@ -84,7 +85,14 @@ def _is_aligned(x: torch.Tensor) -> bool:
     return x.is_contiguous() and x.data_ptr() % frame.ALIGNMENT == 0
 
 
+def _check_flags(**flags: bool) -> None:
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ValueError(f"{name} is {flag!r}; legal values: True, False")
+
+
 def _checked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, enable_gqa: bool) -> Shape:
+    _check_flags(enable_gqa=enable_gqa)
     shape = frame.shape_of(q, k, v)
     frame.check_kind(q, shape)
     for name, x in (("k", k), ("v", v)):
@@ -98,6 +106,10 @@ def _checked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, enable_gqa: bool
         raise ValueError(
             f"k has {shape.kv_heads} heads and q {shape.heads}; "
             "legal: as many, or a divisor with enable_gqa=True"
+        )
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        raise ValueError(
+            "q has dtype bfloat16 on the CPU, where Triton's interpreter has none; legal: float16, float32"
         )
     if q.device.type != "cuda" and not (q.device.type == "cpu" and triton.knobs.runtime.interpret):
         raise ValueError(

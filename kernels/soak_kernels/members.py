@@ -19,8 +19,9 @@ SPLIT_KEYS = 1024  # rows of fewer keys are not worth a second kernel that adds 
 @dataclass(frozen=True)
 class Member:
     """One kernel. backward: whose; arch: None for every card; triton: the first version that has what it
-    needs, in Gluon, which has no interpreter; square: whether it needs as many keys as rows; no_load: why
-    `soak run` cannot use it, None where it can."""
+    needs, in Gluon, which has no interpreter; square: whether it needs as many keys as rows; n_rows_below:
+    how many rows, padded, all heads together may have; no_load: why `soak run` cannot use it, None where it
+    can."""
 
     name: str
     summary: str
@@ -30,6 +31,7 @@ class Member:
     arch: str | None = None
     triton: tuple[int, int] | None = None
     square: bool = False
+    n_rows_below: int | None = None
     no_load: str | None = None
 
 
@@ -53,6 +55,7 @@ _ALL = (
     Member(
         "flash_hopper", "Gluon for sm_90: one warpgroup loads, two compute; programs take tiles in turn",
         "its own", (64, 128), ("float16", "bfloat16"), arch="sm_90", triton=(3, 6), square=True,
+        n_rows_below=2**31,  # coordinates of a tensor descriptor are 32 bits wide
     ),
     Member(
         "mi50", "Gluon for gfx906: LDS layouts of its own choosing", "its own", triton=(3, 9), **_OF_GFX906
@@ -116,6 +119,9 @@ def refusal(name: str, card: Card, shape: Shape, dtype: str) -> str | None:
         return f"it has head_dim {head_dims_in_words(member.head_dims)} and the tensors have {shape.head_dim}"
     if member.square and shape.seq_q != shape.seq_k:
         return f"it needs as many keys as rows and the tensors have {shape.seq_k} and {shape.seq_q}"
+    n_rows = shape.n_heads * shape.pad_q
+    if member.n_rows_below is not None and n_rows >= member.n_rows_below:
+        return f"it takes fewer than {member.n_rows_below} padded rows in all and the tensors have {n_rows}"
     return None
 
 

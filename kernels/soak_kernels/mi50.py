@@ -598,7 +598,7 @@ def mi50_backward(
     With `out` and `workspace` nothing is allocated."""
     shape, scale = mi50_frame.checked(q, k, v, scale, o=o, do=do)
     dq, dk, dv = mi50_frame.gradients(q, k, v, lse, do, out)
-    space = workspace or mi50_frame.allocate(q, shape, transposed=False)
+    space = mi50_frame.fitting(workspace, q, shape, transposed=False)
     mi50_frame.preprocess(o, do, lse, scale, space, launch)
     inputs = {"p_q": q, "p_k": k, "p_v": v, "p_do": do, "p_high": space.high, "p_low": space.low,
               "p_delta": space.delta}  # fmt: skip

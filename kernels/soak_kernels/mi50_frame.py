@@ -16,6 +16,7 @@ __all__ = [
     "Workspace",
     "allocate",
     "checked",
+    "fitting",
     "gradients",
     "outputs",
     "preprocess",
@@ -35,6 +36,7 @@ class Workspace:
     high, low (the log-sum-exp in two parts), delta: float32 [B*H, pad_q]. Transposed copies, float16, None
     where a kernel reads its operands as they are: k_t, v_t [B*Hkv, D, pad_k]; q_t, do_t [B*H, D, pad_q]."""
 
+    shape: Shape
     high: torch.Tensor
     low: torch.Tensor
     delta: torch.Tensor
@@ -49,12 +51,29 @@ def allocate(q: torch.Tensor, shape: Shape, *, transposed: bool) -> Workspace:
     rows = (shape.n_heads, shape.pad_q)
     high, low, delta = (q.new_empty(rows, dtype=torch.float32) for _ in range(3))
     if not transposed:
-        return Workspace(high, low, delta)
+        return Workspace(shape, high, low, delta)
     keys = (shape.n_kv_heads, shape.head_dim, shape.pad_k)
     queries = (shape.n_heads, shape.head_dim, shape.pad_q)
     return Workspace(
-        high, low, delta, q.new_empty(keys), q.new_empty(keys), q.new_empty(queries), q.new_empty(queries)
+        shape,
+        high,
+        low,
+        delta,
+        q.new_empty(keys),
+        q.new_empty(keys),
+        q.new_empty(queries),
+        q.new_empty(queries),
     )
+
+
+def fitting(space: Workspace | None, q: torch.Tensor, shape: Shape, *, transposed: bool) -> Workspace:
+    """The caller's workspace if it fits, or a fresh one."""
+    if space is None:
+        return allocate(q, shape, transposed=transposed)
+    frame.check_workspace((space.shape, q.dtype, space.high.device), q, shape)
+    if transposed and space.k_t is None:
+        raise ValueError("workspace is of mi50, without transposed copies; legal: mi50_portable's own")
+    return space
 
 
 def preprocess(

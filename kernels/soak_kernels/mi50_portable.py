@@ -403,7 +403,7 @@ def mi50_portable_forward(
     legal, before a launch."""
     shape, scale = mi50_frame.checked(q, k, v, scale)
     o, lse = mi50_frame.outputs(q, k, v, out)
-    space = workspace or mi50_frame.allocate(q, shape, transposed=True)
+    space = mi50_frame.fitting(workspace, q, shape, transposed=True)
     k_t = mi50_frame.transpose(k, space.k_t, launch)
     tile = tiles["forward", shape.head_dim]
     constants, options = _constants(tile, shape.head_dim, causal)
@@ -438,7 +438,7 @@ def mi50_portable_backward(
     arguments."""
     shape, scale = mi50_frame.checked(q, k, v, scale, o=o, do=do)
     dq, dk, dv = mi50_frame.gradients(q, k, v, lse, do, out)
-    space = workspace or mi50_frame.allocate(q, shape, transposed=True)
+    space = mi50_frame.fitting(workspace, q, shape, transposed=True)
     mi50_frame.preprocess(o, do, lse, scale, space, launch)
     k_t, v_t = mi50_frame.transpose(k, space.k_t, launch), mi50_frame.transpose(v, space.v_t, launch)
     q_t, do_t = mi50_frame.transpose(q, space.q_t, launch), mi50_frame.transpose(do, space.do_t, launch)

@@ -21,12 +21,17 @@ _TENSORS = ("o", "lse", "dq", "dk", "dv")
 @lru_cache(maxsize=64)
 def wrong_on(name: str, device: torch.device, head_dim: int, dtype: str) -> str | None:
     """What went wrong when this kernel ran on this device, in one sentence; None where it was right, full and
-    causal, twice with the same bits."""
+    causal, twice with the same bits. Remembered, but for what is no finding: memory that others have raises
+    torch.OutOfMemoryError, a first trial while a CUDA graph is captured RuntimeError."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"{name} was not tried on {device} yet; call it once before a graph is captured")
     try:
         for causal in (False, True):
             wrong = _compared(name, device, head_dim, dtype, causal)
             if wrong is not None:
                 return wrong
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # noqa: BLE001 - a compiler raises whatever its stages raise, a card what it can
         first = (str(error).strip().splitlines() or [""])[0][:200]
         return f"it does not run here ({type(error).__name__}: {first})"

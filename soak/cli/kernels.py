@@ -48,7 +48,9 @@ def inspect(arch: str, as_json: bool, **flags: Any) -> int:
     """Compile each configuration, without that card, and say what came of it; minutes the first time.
 
     For gfx906 the machine code is executed too, for its LDS conflicts, and a bound in TFLOP/s follows from a
-    model. Exit codes: 0, 1 where a kernel of the product spills registers."""
+    model.
+
+    Exit codes: 0, 1 where a kernel of the product spills registers (sm_90: in a loop that multiplies)."""
     parse_common(given(flags), os.environ, stores=False)
     if arch not in _INSPECTORS:
         raise ConfigError(f"--arch {arch!r} is not known; choose one of {', '.join(_INSPECTORS)}.")

@@ -279,6 +279,13 @@ def refusals() -> dict[str, str]:
         "scale that float32 does not hold": {"scale": 1e-46},
         "scale beyond float32": {"scale": 1e39},
         "scale in words": {"scale": "1"},
+        "scale that is true": {"scale": True},
+        "scale without a value": {"scale": torch.tensor(1.0, device="meta")},
+        "is_causal in words": {"is_causal": "False"},
+        "is_causal of many": {"is_causal": torch.tensor([True, False])},
+        "enable_gqa": {"enable_gqa": 1},
+        "return_lse": {"return_lse": None},
+        "bfloat16 without a card": {name: x.bfloat16() for name, x in (("q", q), ("k", k), ("v", v))},
         "kernel that is no name": {"kernel": ["flash_v2"]},
         "unknown kernel": {"kernel": "flash_v9"},
         "kernel of another head_dim": {
@@ -324,11 +331,10 @@ def refusals_of_members(kernel: str) -> dict[str, str]:
         arguments = {"lse": lse, "do": do, "causal": False, "launch": calls.append, **change}
         tensors = [q, k, v, o, arguments.pop("lse"), arguments.pop("do")]
         answers[name] = _refusal(lambda t=tensors, a=arguments: used.backward(*t, **a))
-    if kernel not in ("mi50", "mi50_portable"):  # whose callers give what they were given
-        longer = torch.cat([q, q], 2)
-        answers["workspace"] = _refusal(
-            lambda: used.forward(longer, longer, longer, causal=False, workspace=space, launch=calls.append)
-        )
+    longer = torch.cat([q, q], 2)
+    answers["workspace"] = _refusal(
+        lambda: used.forward(longer, longer, longer, causal=False, workspace=space, launch=calls.append)
+    )
     answers["launched"] = str(len(calls))
     return answers
 

@@ -252,6 +252,14 @@ def test_bad_input_is_refused_by_name(interpreter: Any) -> None:
         "scale that float32 does not hold": f"scale is 1e-46; {scale}",
         "scale beyond float32": f"scale is 1e+39; {scale}",
         "scale in words": f"scale is '1'; {scale}",
+        "scale that is true": f"scale is True; {scale}",
+        "scale without a value": f"scale is tensor(..., device='meta', size=()); {scale}",
+        "is_causal in words": "is_causal is 'False'; legal values: True, False",
+        "is_causal of many": "is_causal is tensor([ True, False]); legal values: True, False",
+        "enable_gqa": "enable_gqa is 1; legal values: True, False",
+        "return_lse": "return_lse is None; legal values: True, False",
+        "bfloat16 without a card": "q has dtype bfloat16 on the CPU, where Triton's interpreter has none; "
+        "legal: float16, float32",
         "kernel that is no name": f"kernel is ['flash_v2']; legal values: auto, {', '.join(MEMBERS)}",
         "unknown kernel": f"kernel is 'flash_v9'; legal values: auto, {', '.join(MEMBERS)}",
         "kernel of another head_dim": "kernel is 'mi50_portable', but it has head_dim 64, 128 and the "
@@ -274,8 +282,7 @@ def test_a_kernel_takes_only_what_is_laid_out_for_it(interpreter: Any, kernel: s
         "do": "do has dtype bfloat16; legal: float16",
         "rows of lse": "lse has shape [1, 1, 17]; legal: [1, 2, 17]",
         "one gradient for two": "dv overlaps dk in memory; legal: a tensor of its own",
+        "workspace": "workspace is of another shape, type or device; legal: allocate(q, k, config)",
         "launched": "0",
     }
-    if kernel != "mi50_portable":
-        expected["workspace"] = "workspace is of another shape, type or device; legal: allocate(q, k, config)"
     assert interpreter.call("refusals_of_members", kernel=kernel) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from soak_kernels.compile import loop_spills
+from soak_kernels.compile import loop_spills, main
 from soak_kernels.members import MEMBERS
 
 LDS_LIMIT = {"gfx906": 64 * 1024, "sm_90": 227 * 1024}
@@ -50,6 +50,13 @@ def test_a_spill_in_a_loop_is_told_from_one_around_it() -> None:
 @pytest.mark.parametrize("arch", ["gfx", "hopper", ""])
 def test_an_architecture_that_cannot_exist(compiler: Any, arch: str) -> None:
     assert compiler.call("refusal", arch=arch) == f"arch is {arch!r}; legal: sm_<number> or gfx<number>"
+
+
+def test_the_program_refuses_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bogus"]) == 2
+    assert capsys.readouterr().err == "compile: arch is 'bogus'; legal: sm_<number> or gfx<number>\n"
+    with pytest.raises(SystemExit, match="2"):
+        main(["--bogus"])
 
 
 @pytest.mark.slow

@@ -45,6 +45,11 @@ def test_what_was_preferred_and_cannot_be_is_told_with_its_reason() -> None:
     assert uneven.refused == (
         ("flash_hopper", "it needs as many keys as rows and the tensors have 4096 and 1"),
     )
+    many = Shape(2**19, 32, 32, 7, 7, 64)  # padded to 128 rows a head: one more than 32 bits count
+    assert choose(HOPPER, many, dtype="float16").refused == (
+        ("flash_hopper", f"it takes fewer than {2**31} padded rows in all and the tensors have {2**31}"),
+    )
+    assert choose(HOPPER, replace(many, heads=31, kv_heads=31), dtype="float16").kernel == "flash_hopper"
     narrow = choose(MI50, replace(SHAPE, head_dim=96), dtype="float16")
     assert narrow.refused[0] == ("mi50", "it has head_dim 64, 128 and the tensors have 96")
 
