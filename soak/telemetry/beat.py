@@ -52,7 +52,8 @@ class Beat:
         self._ecc_due_ms = 0
         self._gone = False
         self._readings: Mapping[Quantity, Reading] = {}
-        self._errors_ms: dict[Quantity, int] = {}
+        self._ecc: Mapping[str, Reading] = {}  # the counters as last read
+        self._errors_ms: dict[str, int] = {}
 
     def start(self) -> None:
         threading.Thread(target=self._run, name=f"beat {self._gpu}", daemon=True).start()
@@ -120,6 +121,7 @@ class Beat:
             for error in self._new_errors(poll):
                 self._tell(error)
             self._readings = readings
+            self._ecc = ecc if ecc is not None else self._ecc
             self._tell(poll)
 
     def _nothing(self, reason: str) -> Mapping[Quantity, Reading]:
@@ -128,23 +130,17 @@ class Beat:
         return {quantity: Reading.unreadable(reason) for quantity in offered or [Quantity.UTILISATION_PCT]}
 
     def _new_errors(self, poll: Poll) -> list[Happening]:
-        """A quantity that gave a value at the last poll and gives none now."""
+        """What gave a value when it was last read and gives none now: a quantity, or an error counter."""
         if self._gone:
             return []
+        read = [(q.value, reading, self._readings.get(q)) for q, reading in poll.readings.items()]
+        read += [(f"ecc {key}", reading, self._ecc.get(key)) for key, reading in (poll.ecc or {}).items()]
         found = []
-        for quantity, reading in poll.readings.items():
-            last = self._readings.get(quantity)
+        for name, reading, last in read:
             if reading.status is ReadingStatus.OK or last is None or last.status is not ReadingStatus.OK:
                 continue
-            if poll.boot_ms - self._errors_ms.get(quantity, -ERROR_EVERY_MS) >= ERROR_EVERY_MS:
-                self._errors_ms[quantity] = poll.boot_ms
-                found.append(
-                    Happening(
-                        "sensor_error",
-                        poll.boot_ms,
-                        poll.gpu,
-                        f"{quantity}: {reading.reason}",
-                        {"quantity": quantity.value},
-                    )
-                )
+            if poll.boot_ms - self._errors_ms.get(name, -ERROR_EVERY_MS) >= ERROR_EVERY_MS:
+                self._errors_ms[name] = poll.boot_ms
+                detail = f"{name}: {reading.reason}"
+                found.append(Happening("sensor_error", poll.boot_ms, poll.gpu, detail, {"quantity": name}))
         return found

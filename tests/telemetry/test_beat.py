@@ -115,6 +115,20 @@ def test_a_value_that_stops_coming_is_said_once_and_its_reason_kept(beaten):
     assert values == [97.0, None, None, 97.0, None, 97.0, 97.0, 97.0]
 
 
+def test_an_error_counter_that_stops_coming_is_said_once(beaten):
+    """A driver that resets its card answers with a sentence, and counts from 0 afterwards."""
+
+    class Resetting(Scripted):
+        def read_ecc(self) -> Mapping[str, Reading]:
+            self.n_ecc += 1
+            hidden = Reading.unreadable("umc_err_count says 'Query currently inaccessible': reset suspected")
+            return {"ras/umc/corrected": hidden if self.n_ecc in (3, 4, 6) else Reading.ok(0.0)}
+
+    (error,) = happenings(beaten(Resetting(good), 8, poll_ms=50, ecc_every_ms=50))
+    assert (error.kind, error.data) == ("sensor_error", {"quantity": "ecc ras/umc/corrected"})
+    assert error.detail.endswith("'Query currently inaccessible': reset suspected")
+
+
 def test_a_card_is_lost_each_time_it_goes(beaten):
     gone = raising(CardGone("fell off the bus"))
     told = beaten(Scripted(good, gone, gone, good, gone, good), 6)
