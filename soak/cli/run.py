@@ -23,7 +23,6 @@ from soak.clock import SystemClock
 from soak.config import OPTIONS, Request, format_duration, parse, resolve
 from soak.core.errors import EXIT_PASS, CannotRun
 from soak.core.records import Device, RunRecord, State
-from soak.core.resume import What
 from soak.core.snapshot import Snapshot
 from soak.core.verdict import Judgement
 from soak.exporter import Exporter
@@ -40,6 +39,7 @@ from soak.telemetry.watch import Sampler
 from soak.web import Surface
 
 log = logging.getLogger("soak")
+_WATCHERS_MOST_S = 5.0  # after the end, for those who watch
 
 
 @click.command()
@@ -185,6 +185,7 @@ def _soak(settled: Settled, plan: Plan, trial: Trial, parts: _Parts) -> int:
     _print_certificate(parts.database, run_id, judgement, end)
     if end != "interrupted":  # who stops it is not waiting for the verdict to be scraped
         _linger(settled.config.linger_ms, parts.inbox)
+        _let_watchers_know(parts.surface, parts.inbox)
     return EXIT_CODES[judgement.verdict]
 
 
@@ -201,6 +202,14 @@ def _linger(linger_ms: int, inbox: Inbox) -> None:
         log.info("metrics and pages stay for %s; a signal ends it sooner", format_duration(linger_ms))
     while (left_s := end_s - time.monotonic()) > 0:
         if any(isinstance(item, int) for item in inbox.wait(left_s)):
+            return
+
+
+def _let_watchers_know(surface: Surface, inbox: Inbox) -> None:
+    """`soak watch` ends with the run's exit code: whoever asked a moment ago gets to ask once more."""
+    end_s = time.monotonic() + _WATCHERS_MOST_S
+    while surface.is_watched() and time.monotonic() < end_s:
+        if any(isinstance(item, int) for item in inbox.wait(0.1)):
             return
 
 
@@ -238,11 +247,17 @@ def _print_finished(
     """`--run-id` of a run that is finished, or that this start closes: its verdict, nothing is run."""
     assert settled.finished is not None
     run_id = settled.finished.info.run_id
-    if settled.decision.what is What.FINISHED and settled.decision.ended is not None:
-        lease.acquire(run_id, [])  # CannotRun where a daemon is at it
-        stack.callback(lease.release)
-        _require_unchanged(settled, database)
-        _close_what_was_left(settled, database, clock)
+    ended = settled.decision.ended
+    if ended is not None:
+        try:
+            lease.acquire(run_id, [])
+        except CannotRun:  # a daemon is at it: closing is not for us, and a run that failed has its verdict
+            if ended.end == "closed":
+                raise
+        else:
+            stack.callback(lease.release)
+            _require_unchanged(settled, database)
+            _close_what_was_left(settled, database, clock)
     record = database.load(run_id)
     judgement = exit_judgement(record)
     say(rendered(record, judgement, "text", colour=is_terminal(sys.stdout)).rstrip("\n"))

@@ -62,9 +62,9 @@ def decide(
         return Decision(What.NEW, "there is no earlier run to take up")
     run_id = found.info.run_id
     if is_finished(found, verdict):
-        if by_id:
-            return Decision(What.FINISHED, f"run {run_id} is finished", found)
         ended = _ended(found.attempts[-1], boot_id, boot_ms, utc_ms)[0] if found.attempts else None
+        if by_id:
+            return Decision(What.FINISHED, f"run {run_id} is finished", found, ended=ended)
         return Decision(What.NEW, f"run {run_id} is finished", found, ended=ended)
     if not found.attempts:
         return Decision(What.ATTEMPT, f"run {run_id} had not begun", found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class Pages:
         self._metrics = metrics
         self._documents = Documents()
         self._page: tuple[Snapshot | None, str, Reply] | None = None  # and what it was made from
+        self.report_asked_s = -math.inf  # time.monotonic
+        self.report_is_known = False  # since the run's end
 
     def answer(self, path: str, accept: str) -> Reply | asyncio.Future[Reply]:
         """The reply to a GET of this path; what goes wrong in making it is logged and answered with 500."""
@@ -72,10 +75,19 @@ class Pages:
                 return text(503, (snapshot.message if snapshot else "") or "the run's clock has not started")
             case "/run.json":
                 version = (snapshot.state, snapshot.attempt.number) if snapshot is not None else None
-                return self._documents.get(None if published is None else published.document, version)
+                report = self._documents.get(None if published is None else published.document, version)
+                self._note_asked(report, snapshot is not None and health.is_over(snapshot))
+                return report
             case "/":
                 return self._live(snapshot, health.trouble(snapshot, age_ms))
         return text(404, f"there is no such page; there are {', '.join(PATHS)}")
+
+    def _note_asked(self, report: Reply | asyncio.Future[Reply], is_last: bool) -> None:
+        self.report_asked_s = time.monotonic()
+        if isinstance(report, Reply):
+            self.report_is_known = is_last
+        elif is_last:
+            report.add_done_callback(lambda _: setattr(self, "report_is_known", True))
 
     def _live(self, snapshot: Snapshot | None, trouble: str) -> Reply:
         """Made once a snapshot, however many look at it."""

@@ -18,6 +18,7 @@ from soak.web.pages import Metrics, Pages, Published
 
 log = logging.getLogger(__name__)
 
+WATCHED_S = 5.0  # a watcher asks every 2 s
 CONNECTIONS_MAX = 256  # file descriptors that clients may take from the daemon
 
 
@@ -67,6 +68,13 @@ class Surface:
         """From now on this is the run. `document`: the report's JSON, or what makes it when it is asked for,
         on another thread, at most every two seconds; None: nothing is recorded yet."""
         self._pages.published = Published(snapshot, document, time.monotonic())
+
+    def is_watched(self) -> bool:
+        """Whether somebody asked for the report a moment ago, as a watcher does, and not since the run's
+        end."""
+        pages = self._pages
+        asked_ago_s = time.monotonic() - pages.report_asked_s
+        return asked_ago_s < WATCHED_S and not pages.report_is_known
 
     def stop(self, deadline_ms: int) -> None:
         """Ends within the deadline, whatever clients do: replies under way get half of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import time
@@ -109,6 +110,31 @@ def test_kill_9_leaves_no_orphan_and_loses_little(machine: Any) -> None:
     ended = rows(machine, "select run_id, outcome from attempt order by started_utc_ms")
     assert [end for _, end in ended] == ["closed", "interrupted"]
     assert len({run_id for run_id, _ in ended}) == 2
+
+
+def test_a_failed_run_whose_daemon_was_killed_gets_its_end(machine: Any) -> None:
+    same = ("run", *machine.small, "--duration", "60s", "--run-id", "wrong", "--inject-bit-flip", "0:2")
+    child = machine.start(*same)
+    machine.wait_for(lambda: "FAIL" in machine.log())
+    beside = machine.run(*same)
+    assert (beside.returncode, rows(machine, "select outcome from attempt")) == (1, [("running",)])
+    child.kill()
+    child.wait()
+    again = machine.run(*same)
+    assert again.returncode == 1
+    assert "FAIL" in again.stdout
+    assert rows(machine, "select outcome from attempt") == [("interrupted",)]
+    assert "running" not in machine.run("runs").stdout
+
+
+def test_whoever_watches_ends_with_the_run_though_nothing_lingers(machine: Any) -> None:
+    child = machine.start("run", *machine.small, "--duration", "8s")
+    machine.wait_for(machine.begun)
+    url = re.search(r"http://127\.0\.0\.1:\d+", machine.log())
+    assert url is not None
+    watched = machine.run("watch", url.group(), timeout_s=60)
+    assert (watched.returncode, child.wait(20)) == (0, 0), watched.stderr
+    assert "completed: PASS" in watched.stdout
 
 
 def test_another_protocol_under_the_same_id_is_refused(machine: Any) -> None:

@@ -69,6 +69,8 @@ def test_a_finished_run_is_not_taken_up(
     if finished:
         assert (by_id.what, unasked.what) == (What.FINISHED, What.NEW)
         assert unasked.attempt == 1
+        for decision in (by_id, unasked):  # and one that was killed gets its end
+            assert (decision.ended and decision.ended.end) == ("interrupted" if end == "running" else None)
     elif on_interrupt is STOP:
         assert (by_id.what, unasked.what) == (What.FINISHED, What.CLOSE)
     else:

@@ -240,6 +240,26 @@ def test_the_document_is_made_anew_when_the_run_has_ended(surface: Surface, fetc
     assert fetch("/run.json").text == '["completed"]'
 
 
+def test_whoever_watches_is_known_until_he_knows(
+    surface: Surface, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surface.publish(at_hour("healthy", 20), "{}")
+    fetch("/metrics")
+    fetch("/")
+    assert not surface.is_watched(), "only who reads the report waits for its last form"
+    fetch("/run.json")
+    assert surface.is_watched()
+    surface.publish(played("healthy")[-1], lambda: "{}")
+    assert surface.is_watched()
+    fetch("/run.json")
+    assert not surface.is_watched()
+    surface.publish(at_hour("healthy", 20), "{}")
+    fetch("/run.json")
+    monkeypatch.setattr("soak.web.surface.WATCHED_S", 0.05)
+    time.sleep(0.1)
+    assert not surface.is_watched(), "he went away"
+
+
 def test_a_document_that_cannot_be_made_is_said(
     surface: Surface, fetch: Fetch, caplog: pytest.LogCaptureFixture
 ) -> None:
