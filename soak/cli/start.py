@@ -194,10 +194,7 @@ _PLAN_KEYS = (
 def _require_reach(config: Config, devices: Sequence[Device]) -> None:
     missing = out_of_reach(config.protocol(), devices, config.waive)
     if missing and not config.accept_inconclusive:
-        raise CannotRun(
-            f"{'; '.join(missing)}; `--waive ecc` covers missing ECC, "
-            "`--accept-inconclusive` starts all the same."
-        )
+        raise CannotRun(f"{'; '.join(missing)}; `--accept-inconclusive` starts all the same.")
 
 
 def require_fit(config: Config, devices: Sequence[Device]) -> None:

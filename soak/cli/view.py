@@ -12,10 +12,12 @@ from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.live import Live
+from rich.segment import SegmentLines
 
 from soak.cli.say import is_terminal
 from soak.core.snapshot import Snapshot
 from soak.report.live import live_view, log_line
+from soak.report.wording import clean
 
 log = logging.getLogger("soak")
 Show = Callable[[Snapshot], None]
@@ -53,7 +55,9 @@ def watching() -> Iterator[Show]:
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
         def show(snapshot: Snapshot) -> None:
-            live.update(live_view(snapshot), refresh=True)
+            # Drawn first: what cannot be drawn would be drawn again at the end.
+            lines = console.render_lines(live_view(snapshot), pad=False)
+            live.update(SegmentLines(lines, new_lines=True), refresh=True)
 
         yield show
 
@@ -87,7 +91,7 @@ class _LogLines:
 
     def __call__(self, snapshot: Snapshot) -> None:
         if snapshot.message and snapshot.message != self._message:
-            log.info(snapshot.message)
+            log.info("%s", clean(snapshot.message, None))
             self._message = snapshot.message
         if snapshot.state != "running":
             return
@@ -102,4 +106,4 @@ class _LogLines:
             if incident.seq > self._seq:
                 self._seq = incident.seq
                 where = f" {incident.gpu}" if incident.gpu else ""
-                log.warning("%s%s: %s", incident.kind, where, incident.detail)
+                log.warning("%s", clean(f"{incident.kind}{where}: {incident.detail}", None))

@@ -56,7 +56,7 @@ _ALL = (
         "kernel",
         readers.choice("auto", *KERNELS),
         "auto",
-        "The attention kernel; auto chooses for the card and says why.",
+        "The attention kernel, one of `soak kernels list`; auto chooses for the card and says why.",
     ),
     _load("head_dim", readers.number_of(64, 128), 128, "Size of an attention head."),
     _load("heads", readers.integer(1, 256), 16, "Attention heads."),

@@ -16,14 +16,16 @@ def out_of_reach(protocol: Protocol, devices: Sequence[Device], waived: Sequence
             if criterion in protocol.limits.required and criterion not in waived:
                 found.append(f"{device.gpu}: {why}: cannot end in PASS ({criterion})")
     if "temperature" in protocol.limits.required and protocol.warmup_ms >= protocol.duration_ms:
-        found.append("the warm-up is as long as the run: cannot end in PASS (temperature)")
+        found.append(
+            "the warm-up is as long as the run, a shorter `--warmup` helps: cannot end in PASS (temperature)"
+        )
     return found
 
 
 def _missing(protocol: Protocol, device: Device) -> list[tuple[str, str]]:
     missing = []
     if device.ecc.status is ReadingStatus.UNSUPPORTED:
-        missing.append(("ecc", f"no ECC on this card ({device.ecc.reason})"))
+        missing.append(("ecc", f"no ECC on this card ({device.ecc.reason}), `--waive ecc` covers that"))
     reason = _unsupported(device, Quantity.UTILISATION_PCT)
     if reason is not None:
         missing.append(("utilisation", f"no utilisation reading ({reason})"))

@@ -72,11 +72,13 @@ FINDINGS: Mapping[str, Remedy] = {
     ),
     "ecc/unknown": Remedy(
         (
+            "the card was lost, or its driver hung, before its counters were read a last time",
             "ECC is switched off or does not exist on this card",
             "the driver hides the counters (permissions, container without the device's sysfs)",
             "a counter was reset while nobody was reading",
         ),
         (
+            "look at the incidents first: a lost card is its own finding",
             "run `soak doctor`: it says whether ECC is on and readable",
             "if this card has none, say so with `--waive ecc`; the certificate then carries the waiver",
         ),

@@ -14,6 +14,7 @@ from soak.report.card_document import Card
 
 SCHEMA = "soak-report"
 SCHEMA_VERSION = 1
+NOT_IN_JSON = ("NaN", "Infinity", "-Infinity")  # the strings that stand for such numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,11 @@ class Plan:
     work_rate_rule: bool
     required: tuple[str, ...]
     limits: Mapping[str, float | str]
+
+    def __post_init__(self) -> None:
+        """Read from JSON, a limit may be the name of a number: where a string may stand, it stays one."""
+        limits = {name: float(v) if v in NOT_IN_JSON else v for name, v in self.limits.items()}
+        object.__setattr__(self, "limits", limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,12 +78,12 @@ def _run_words(snapshot: Snapshot) -> str:
 def _verdict_words(snapshot: Snapshot) -> str:
     """The verdict so far; with what is still to be proven, since a healthy run has something to the end."""
     cards = [CardJudgement(card.device, card.verdict, card.findings) for card in snapshot.cards]
-    words = w.title(judgement(cards, complete=False), simulated=snapshot.info.simulated)
+    words = w.clean(w.title(judgement(cards, complete=False), simulated=snapshot.info.simulated))
     if snapshot.verdict is not Verdict.INCONCLUSIVE or snapshot.state != "running":
         return words
     unknown = [f for card in snapshot.cards for f in card.findings if f.required and f.state is State.UNKNOWN]
     names = dict.fromkeys(f.criterion for f in unknown if not f.waived)
-    return f"{words} so far; not proven yet: {', '.join(names)}" if names else f"{words} so far"
+    return f"{words} so far; not proven yet: {w.clean(', '.join(names))}" if names else f"{words} so far"
 
 
 def _progress(snapshot: Snapshot, width: int) -> RenderableType:
@@ -118,6 +118,8 @@ def _next_words(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.state == "running":
         plan = snapshot.protocol
         for what, every_ms in (("next", plan.rotate_ms), ("gradient check", plan.check_ms)):
+            if every_ms <= 0:  # a stranger's report may say so
+                continue
             due_ms = (snapshot.elapsed_ms // every_ms + 1) * every_ms
             if due_ms < plan.duration_ms:
                 yield f"{what} in {_minutes(due_ms - snapshot.elapsed_ms)}"

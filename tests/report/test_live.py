@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from soak.core.records import Quantity, Reading
+from soak.core.records import Quantity, Reading, State
 from soak.core.snapshot import Snapshot
 from soak.report.live import live_view, log_line
 
@@ -102,3 +102,15 @@ def test_what_comes_next(snapshots: dict[str, Snapshot], at: Callable[[Snapshot,
     last_minute = at(snapshots["running"], snapshots["running"].protocol.duration_ms - 60_000)
     assert "next in" not in drawn(last_minute, 80)
     assert "00:01:00 to go" in drawn(last_minute, 80)
+
+
+def test_a_plan_without_cadences_is_drawn(snapshots: dict[str, Snapshot]) -> None:
+    plan = replace(snapshots["running"].protocol, rotate_ms=0, check_ms=0)
+    assert "next in" not in drawn(replace(snapshots["running"], protocol=plan), 80)
+
+
+def test_the_name_of_a_criterion_is_foreign_too(snapshots: dict[str, Snapshot]) -> None:
+    finding = replace(snapshots["running"].cards[0].findings[0], criterion="\x1b[2J", required=True)
+    for state in State:
+        changed = card_changed(snapshots["running"], findings=(replace(finding, state=state),))
+        assert "\x1b" not in drawn(changed, 80) + log_line(changed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 
 import pytest
@@ -57,3 +58,13 @@ def test_a_field_of_a_later_program_is_no_obstacle(documents: Mapping[str, Docum
     text = json.loads(as_json(documents["healthy"]))
     text["mood"] = "good"
     assert document_from_json(json.dumps(text).encode()).run.run_id == documents["healthy"].run.run_id
+
+
+def test_a_limit_that_json_can_only_name_is_a_number_again(documents: Mapping[str, Document]) -> None:
+    text = json.loads(as_json(documents["healthy"]))
+    text["protocol"]["limits"] |= {"throttle_max": "NaN", "coverage_min": "-Infinity"}
+    read = document_from_json(json.dumps(text).encode())
+    assert math.isnan(float(read.protocol.limits["throttle_max"]))
+    assert read.protocol.limits["temperature_kind"] == "band"
+    assert snapshot_of(read).protocol.limits.coverage_min == -math.inf
+    assert json.loads(as_json(read)) == text

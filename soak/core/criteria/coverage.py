@@ -32,4 +32,6 @@ class Coverage:
             state, reason = State.UNKNOWN, f"{reason}; {closing}"
         else:
             state = State.PASS if enough else State.UNKNOWN
+            if enough and share is not None and share < limits.coverage_min:
+                reason = f"{reason}; two polls may be lost in any run"
         return Conclusion(state, reason, value=share, threshold=limits.coverage_min, unit="of the time")
