@@ -20,7 +20,8 @@ NOT_IN_JSON = ("NaN", "Infinity", "-Infinity")  # the strings that stand for suc
 @dataclass(frozen=True, slots=True)
 class Run:
     """`state`: starting, running, silent (still marked running, its last row is old), completed, interrupted,
-    failed. `silent_s`: how long ago the run was last heard of, where that is too long."""
+    failed, closed (by a later start). `silent_s`: how long ago the run was last heard of, where that is too
+    long."""
 
     run_id: str
     state: str

@@ -7,7 +7,7 @@ import json
 import re
 import xml.etree.ElementTree as Xml
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from html.parser import HTMLParser
 from io import StringIO
 from typing import Any, get_args, get_type_hints
@@ -87,6 +87,13 @@ def refuse(constant: str) -> None:
 def test_json_is_strict_and_meets_its_schema(document: Document) -> None:
     parsed = json.loads(render(document, "json"), parse_constant=refuse)
     jsonschema.Draft202012Validator(closed(schema())).validate(parsed)
+
+
+@pytest.mark.parametrize("end", ["completed", "interrupted", "failed", "closed"])
+def test_every_end_of_an_attempt_is_in_the_schema(documents: Documents, end: str) -> None:
+    run = replace(documents["healthy"].run, state=end)
+    parsed = json.loads(render(replace(documents["healthy"], run=run), "json"))
+    jsonschema.Draft202012Validator(schema()).validate(parsed)
 
 
 def closed(node: Any) -> Any:
