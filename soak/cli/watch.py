@@ -62,8 +62,8 @@ class _NotYet(_Told):
 def watch(url: str, **flags: Any) -> int:
     """Show a run on another machine as it goes on; ends with the run, with its exit code.
 
-    4: the daemon cannot be reached. 3 also where it is lost on the way, 1 where the run had failed by then; it
-    may go on.
+    4: the daemon cannot be reached. 3 also where it is lost on the way, 1 where the run had failed by then;
+    the run may go on.
     """
     settings = parse_common(given(flags), os.environ, stores=False)
     set_up_logging(settings.log_level, settings.log_format)
