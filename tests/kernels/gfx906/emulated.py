@@ -138,7 +138,7 @@ def _run(
     shape, _ = mi50_frame.checked(q, k, v, None)
     space = mi50_frame.allocate(q, shape, transposed=kernel == "mi50_portable")
     for x in vars(space).values():
-        if x is not None:
+        if isinstance(x, torch.Tensor):
             x.fill_(float("nan"))
 
     def poisoned(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
