@@ -19,8 +19,8 @@ from soak.config.readers import Refused
 from soak.config.readers import database as read_database
 from soak.core.errors import EXIT_INCONCLUSIVE, EXIT_PASS, ConfigError
 from soak.report.wording import utc, when_short
-from soak.store.copy import copy_runs
-from soak.store.db import Database, sqlite_url
+from soak.store.copy import copy_runs, copy_target
+from soak.store.db import Database, sqlite_path, sqlite_url
 from soak.store.folder import prepare_folder
 from soak.store.host import host_id, this_process
 from soak.store.keys import RunSummary
@@ -67,16 +67,20 @@ def copy_(source: str, target: str, **flags: Any) -> int:
     Refused where the other one holds a run of the same id. Leases are not copied.
     """
     parse_common(given(flags), os.environ, stores=False)
-    with Database.open(_url("SRC", source), readonly=True) as origin:
+    from_url, to_url = _url("SRC", source), _url("DST", target)
+    path, to_path = sqlite_path(from_url), sqlite_path(to_url)
+    if path is not None and to_path is not None and path.resolve() == to_path.resolve():
+        raise ConfigError(f"SRC and DST are the same file {path}; copy into another database.")
+    with Database.open(from_url, readonly=True) as origin:
         origin.check_current()  # before the other one is made
-        return _copy(origin, _url("DST", target))
+        return _copy(origin, to_url)
 
 
 def _copy(origin: Database, url: str) -> int:
-    with Database.open(url) as copy:
+    with copy_target(url) as copy:
         copied = copy_runs(origin, copy)
-        n_rows = sum(copied.rows.values())
-        say(f"{_runs(len(copied.run_ids))}, {n_rows} rows, from {origin.where} to {copy.where}")
+    n_rows = sum(copied.rows.values())
+    say(f"{_runs(len(copied.run_ids))}, {n_rows} rows, from {origin.where} to {copy.where}")
     return EXIT_PASS
 
 
@@ -125,7 +129,10 @@ def _prune(database: Database, lease: Lease, old: Sequence[RunSummary], yes: boo
     say(f"{_runs(len(removed))}, {n_rows} rows removed from {database.where}")
     kept_room = vacuum(database)
     if kept_room:
-        say_error(f"The file keeps its size ({kept_room}); prune again when nothing else uses it.")
+        say_error(
+            f"The file keeps its size ({kept_room}); "
+            "prune again when there is space and nothing else uses it."
+        )
     return EXIT_PASS
 
 

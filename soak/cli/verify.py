@@ -21,14 +21,14 @@ from soak.clock import SystemClock
 from soak.config import COMMON, Request, parse, resolve
 from soak.config.options import KERNELS
 from soak.config.readers import Refused, duration
-from soak.core.errors import EXIT_INCONCLUSIVE, CannotRun, ConfigError
+from soak.core.errors import CannotRun, ConfigError
 from soak.core.protocol import Protocol
 from soak.core.records import Device
 from soak.load.environment import worker_environment
 from soak.store.lease import holder_of_card
 from soak.telemetry.watch import Sampler
 from soak.verify.messages import PLANTS, ROUNDS, About, Began, Order, Result
-from soak.verify.session import Patience, Verified, exit_code, verify
+from soak.verify.session import Patience, Verified, exit_code, stopped, verify
 from soak.verify.show import FORMATS, as_counts, as_heading, as_json, as_junit, as_line
 
 _HEAD_DIM_SMALL = 64
@@ -54,7 +54,8 @@ def command(
 ) -> int:
     """Verify a kernel on each device by six short rounds, minutes and not days.
 
-    Exit codes: 0 all passed, 1 a check failed or its kernel hung, 2 bad usage, 4 could not run.
+    Exit codes: 0 all passed, 1 a check failed or its kernel hung, 2 bad usage, 3 stopped before every check
+    was made and none had failed, 4 could not run.
     """
     rounds = _checked(round_, fmt, plant)
     patience = Patience(case_s=_deadline_s(deadline))
@@ -151,18 +152,23 @@ def _verify(orders: Sequence[Order], devices: Mapping[str, Device], patience: Pa
     try:
         for order in orders:
             verified.append(verify(order, _environment(order, devices[order.gpu]), patience, teller))
+            if verified[-1].is_stopped:
+                break
             teller.ended(verified[-1])
     except KeyboardInterrupt:
-        say_error("Stopped before every check was made; what was printed holds.")
-        return EXIT_INCONCLUSIVE
+        pass  # between two subjects: the next was not begun
     finally:
         teller.waiting("")
+    verified += [stopped(order) for order in orders[len(verified) :]]
     _require_cases(verified, orders)
     took_s = time.monotonic() - began_s
-    if fmt == "text":
-        say(f"\n{as_counts(verified, took_s)}")
-    else:
+    is_stopped = any(each.is_stopped for each in verified)
+    if is_stopped:
+        say_error("Stopped before every check was made; what was printed holds.")
+    if fmt != "text":
         say((as_json if fmt == "json" else as_junit)(verified, took_s))
+    elif not is_stopped:
+        say(f"\n{as_counts(verified, took_s)}")
     return exit_code(verified)
 
 

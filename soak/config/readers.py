@@ -30,6 +30,10 @@ _LABELS_TAKEN = frozenset(
 )
 _LABELS_MAX = 16
 _LABEL_VALUE_MAX = 200
+# User and password, host, port: what SQLAlchemy takes for them, and a port that can be one.
+_SERVER = re.compile(
+    r"(?>(?:[^:/]*(?::[^@]*)?@)?)(?:\[[^/?]+\]|[^/:?]+)?(?::([0-9]{1,5}))?(?:[/?].*)?", re.DOTALL
+)
 _DATABASES = ("sqlite", "postgresql", "postgresql+psycopg")
 
 
@@ -159,6 +163,14 @@ def database(value: object) -> str:
         raise Refused(f"{value!r} is not a database URL; {legal}")
     if scheme == "sqlite" and value.split("://", 1)[1] in ("", "/", "/:memory:"):
         raise Refused(f"{value!r} is kept in memory and would lose the run; {legal}")
+    if scheme != "sqlite":
+        server = _SERVER.fullmatch(value.split("://", 1)[1])
+        if server is None or int(server[1] or 1) not in range(1, 65536):
+            shown = without_password(value)
+            raise Refused(
+                f"{shown!r} has no whole number from 1 to 65535 as its port; "
+                "write it like postgresql://user@host:5432/name"
+            )
     return value
 
 

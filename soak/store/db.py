@@ -142,6 +142,23 @@ class Database:
             migrate.upgrade(connection)
         return copy
 
+    def truncate_log(self) -> str:
+        """Brings a SQLite log's rows into the file and gives its room back; "" where that was done, else why
+        not."""
+        if self.path is None:
+            return ""
+        try:
+            connection = self.engine.raw_connection()
+            try:
+                cursor = connection.cursor()
+                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                ((is_busy, *_),) = cursor.fetchall()
+            finally:
+                connection.close()
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            return explain(error)
+        return "another program is at work in it" if is_busy else ""
+
     def quick_check(self) -> tuple[str, ...]:
         """What SQLite's own check of the file's structure found; empty where all is well, or no SQLite."""
         if self.path is None:
@@ -226,6 +243,13 @@ def _info(connection: Connection, run_id: str, **extra: Any) -> list[RunInfo]:
 def _listed(ids: list[str], limit: int = 10) -> str:
     more = f" and {len(ids) - limit} more" if len(ids) > limit else ""
     return ", ".join(ids[:limit]) + more
+
+
+def sqlite_path(url: str) -> Path | None:
+    """The file that the URL names; None where it names a server."""
+    parsed = _parse(url)
+    is_file = parsed.get_backend_name() == "sqlite"
+    return Path(parsed.database or "").expanduser().absolute() if is_file else None
 
 
 def _identity(path: Path | None) -> tuple[int, int] | None:

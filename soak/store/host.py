@@ -50,18 +50,19 @@ def host_id(folder: Path, make_id: Callable[[], str] = lambda: uuid.uuid4().hex)
 def _make_once(path: Path, text: str) -> None:
     """Writes a whole file under another name and links it: nobody ever reads half of it."""
     draft = path.with_name(f".{path.name}-{os.getpid()}-{text}")
-    with draft.open("x", encoding="ascii") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
     try:
-        os.link(draft, path)
-    except FileExistsError:
-        pass  # the other one's counts
-    except OSError:
-        draft.replace(path)  # a file system without hard links
-        return
-    draft.unlink()
+        with draft.open("x", encoding="ascii") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass  # the other one's counts
+        except OSError:
+            draft.replace(path)  # a file system without hard links
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def boot_id(proc: Path = PROC) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import delete
@@ -90,14 +90,13 @@ def vacuum(database: Database) -> str:
     """
     if database.path is None:
         return ""
+    why_not = ""
     connection = database.engine.raw_connection()
     try:
-        cursor = connection.cursor()
-        cursor.execute("VACUUM")
-        with suppress(sqlite3.Error):  # a reader's old page stays in the log until it is done
-            cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.cursor().execute("VACUUM")
     except sqlite3.Error as error:
-        return explain(error)
+        why_not = explain(error)
     finally:
         connection.close()
-    return ""
+    kept_log = database.truncate_log()  # also of what an undone VACUUM left there
+    return why_not or kept_log

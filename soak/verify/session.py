@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from soak.child import Child
-from soak.core.errors import EXIT_CANNOT_RUN, EXIT_FAIL, EXIT_PASS, ConfigError
+from soak.core.errors import EXIT_CANNOT_RUN, EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS, ConfigError
 from soak.verify.messages import About, Began, Event, Order, Outcome, Over, Result, Stopped
 
 RESTARTS_MOST = 3  # of a subject's child, after a case that hung, crashed or lost the card
@@ -31,33 +31,62 @@ class Patience:
 @dataclass(frozen=True, slots=True)
 class Verified:
     """What came of one subject. `about`: None where it could not even begin; `refusal`: why, or why its rest
-    was not made; "" where all was made."""
+    was not made; "" where all was made. `is_stopped`: because a person, or the system, wanted its end."""
 
     order: Order
     about: About | None
     results: tuple[Result, ...]
     refusal: str = ""
+    is_stopped: bool = False
 
     @property
     def exit_code(self) -> int:
-        """1: a check failed; 4: something could not be made, or nothing was; 0: all passed."""
+        """1: a check failed; 3: stopped; 4: something could not be made, or nothing was; 0: all passed."""
         outcomes = [result.outcome for result in self.results]
         if Outcome.FAIL in outcomes:
             return EXIT_FAIL
+        if self.is_stopped:
+            return EXIT_INCONCLUSIVE
         made = Outcome.OK in outcomes and Outcome.ERROR not in outcomes
         return EXIT_PASS if made and not self.refusal else EXIT_CANNOT_RUN
 
 
 def exit_code(verified: Sequence[Verified]) -> int:
-    """Of all subjects: 1 where one failed; else 4 where one could not be verified; else 0."""
+    """Of all subjects: 1 where one failed; 3 where one was stopped; 4 where one was not verified; else 0."""
     codes = {each.exit_code for each in verified}
-    if EXIT_FAIL in codes:
-        return EXIT_FAIL
+    for code in (EXIT_FAIL, EXIT_INCONCLUSIVE):
+        if code in codes:
+            return code
     return EXIT_PASS if codes == {EXIT_PASS} else EXIT_CANNOT_RUN
 
 
 def verify(order: Order, environment: Mapping[str, str], patience: Patience, tell: Tell) -> Verified:
-    """Makes the order's cases; `tell` hears of each as it comes. ConfigError for a name that there is not."""
+    """Makes the order's cases; `tell` hears of each as it comes. ConfigError for a name that there is not.
+
+    A KeyboardInterrupt ends it: what was made until then comes back, `is_stopped`.
+    """
+    heard: list[About | Began | Result] = []
+
+    def hear(order: Order, event: About | Began | Result) -> None:
+        heard.append(event)
+        tell(order, event)
+
+    try:
+        return _until_over(order, environment, patience, hear)
+    except KeyboardInterrupt:
+        return stopped(order, heard)
+
+
+def stopped(order: Order, heard: Sequence[About | Began | Result] = ()) -> Verified:
+    """A subject that was stopped after these events, or before it was begun."""
+    about = next((event for event in heard if isinstance(event, About)), None)
+    results = tuple(event for event in heard if isinstance(event, Result))
+    says = "it was stopped; its rest was not made" if results else "it was stopped; no check was made"
+    return Verified(order, about, results, says, is_stopped=True)
+
+
+def _until_over(order: Order, environment: Mapping[str, str], patience: Patience, tell: Tell) -> Verified:
+    """Until every case is made, or no further child would change anything."""
     so_far = Verified(order, None, ())
     for _ in range(1 + RESTARTS_MOST):
         done = tuple(result.id for result in so_far.results)

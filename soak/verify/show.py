@@ -102,7 +102,8 @@ def _suite(each: Verified) -> Suite:
     cases = [_case(each.order, result, kernel) for result in each.results]
     if each.refusal or not cases:
         says = each.refusal or "no case was made"
-        cases.append(Case("all cases", 0.0, JunitOutcome("error", "cannot run", says)))
+        kind = "stopped" if each.is_stopped else "cannot run"
+        cases.append(Case("all cases", 0.0, JunitOutcome("error", kind, says)))
     facts = {"gpu": each.order.gpu, "kernel": kernel, "seed": str(each.order.seed)}
     facts |= {"planted": each.order.plant or ""}
     if each.about:

@@ -54,6 +54,37 @@ def test_copy(machine: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "none.db").exists()
 
 
+def test_a_copy_that_fails_leaves_no_file(machine: Any, tmp_path: Path) -> None:
+    source = tmp_path / "a.db"
+    filled(source, "a long id" * 20_000)
+    target = tmp_path / "full" / "x.db"
+    limited = ["bash", "-c", 'ulimit -f 120; exec "$@"', "bash"]  # KiB of a file
+    command = machine.command("db", "copy", str(source), str(target))
+    done = subprocess.run([*limited, *command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 4, done.stderr
+    assert f"soak: The database {target} cannot be used" in done.stderr
+    assert list(target.parent.iterdir()) == []
+
+
+def test_a_copy_into_itself_is_refused_and_leaves_nothing_beside_it(machine: Any, tmp_path: Path) -> None:
+    filled(tmp_path / "a.db", "one")
+    before = set(tmp_path.iterdir())
+    done = machine.run("db", "copy", str(tmp_path / "a.db"), str(tmp_path / "." / "a.db"))
+    assert done.returncode == 2
+    assert "are the same file" in done.stderr
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_port_that_is_none_is_bad_usage(machine: Any, tmp_path: Path) -> None:
+    filled(tmp_path / "a.db", "one")
+    done = machine.run("db", "copy", str(tmp_path / "a.db"), "postgresql://127.0.0.1:notaport/x")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "soak: DST: 'postgresql://127.0.0.1:notaport/x' has no whole number from 1 to 65535 as its port; "
+        "write it like postgresql://user@host:5432/name.\n"
+    )
+
+
 def test_prune_says_what_goes_and_asks(machine: Any, tmp_path: Path) -> None:
     url = filled(tmp_path / "a.db", "one", "two", "three")
     asked = machine.run("db", "prune", "--keep", "1", "--database", url)

@@ -56,6 +56,49 @@ def test_it_can_be_stopped_and_leaves_nobody_behind(machine: Any) -> None:
     machine.wait_for(lambda: not any(machine.is_running(pid) for pid in below), 5)
 
 
+@pytest.mark.parametrize(
+    ("fmt", "number", "n_failed", "code"), [("json", signal.SIGTERM, 0, 3), ("junit", signal.SIGINT, 1, 1)]
+)
+def test_what_was_made_before_it_was_stopped_is_written(
+    machine: Any, fmt: str, number: int, n_failed: int, code: int
+) -> None:
+    deadline = "1s" if n_failed else "5m"
+    hung = ("--plant", "hang", "--case", "flip", "--deadline", deadline)
+    child = machine.start("verify", "integrity", *CPU, *hung, "--format", fmt)
+    workers: set[int] = set()  # each case that fails costs one
+
+    def are_there() -> bool:
+        workers.update(pid for pid in machine.descendants(child.pid) if is_worker(pid))
+        return len(workers) > n_failed
+
+    machine.wait_for(are_there)
+    child.send_signal(number)
+    assert child.wait(20) == code
+    assert "soak: Stopped before every check was made" in machine.log()
+    document = "".join(line for line in machine.log().splitlines(True) if not line.startswith("soak: "))
+    if fmt == "json":
+        read = json.loads(document)
+        assert read["exit_code"] == code
+        assert "stopped" in read["subjects"][0]["refusal"]
+        return
+    root = Xml.fromstring(document)
+    assert len(root.findall(".//failure")) == n_failed
+    (error,) = root.findall(".//error")
+    assert error.attrib == {"type": "stopped", "message": "it was stopped; its rest was not made"}
+
+
+def is_worker(pid: int) -> bool:
+    try:
+        return b"soak.verify.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_the_help_tells_every_exit_code(machine: Any) -> None:
+    told = " ".join(machine.run("verify", "--help").stdout.split())
+    assert "3 stopped before every check was made and none had failed" in told
+
+
 def test_a_kernel_that_cannot_run_here_is_exit_4(machine: Any) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     done = machine.run("verify", "gradient", "--device", "cpu", "--kernel", "mi50")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from soak_kernels.members import MEMBERS
+from sqlalchemy import make_url
 
 import soak
 from soak.config import COMMON, OPTIONS, Config, parse, parse_common, protocol_from_config, resolve
@@ -295,6 +296,25 @@ def test_the_protocol_survives_storage(flags: dict[str, object], device: Device)
     stored = json.loads(json.dumps(config.effective()))
     assert stored == config.effective()
     assert protocol_from_config(stored) == config.protocol()
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["u@127.0.0.1:x", "u:secret@h:x", "h:", "h:-1", "h:0", "h:65536", "h1:1,h2:2", "[::1:5", "h:1/x?o=a@b:c"],
+)
+def test_a_database_s_port_that_is_none_is_refused(server: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--database: .*; write ") as caught:
+        configured({"database": f"postgresql://{server}/name"})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "server", ["", "h", "h:5432", "u@h:65535", "u:p:q@h", "u:p/w@h:1", "u:p@w@h", "[::1]", "u@[::1]:5432"]
+)
+def test_a_database_s_server_may_be_written_as_sqlalchemy_takes_it(server: str) -> None:
+    url = f"postgresql://{server}/name?host=/run"
+    assert configured({"database": url}).database == url
+    make_url(url)
 
 
 def test_effective_options_are_options_again() -> None:

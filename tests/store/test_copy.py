@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import resource
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +14,7 @@ import pytest
 
 from soak.core.errors import CannotRun, ConfigError
 from soak.core.records import RunRecord
-from soak.store.copy import copy_runs
+from soak.store.copy import copy_runs, copy_target
 from soak.store.db import Database, sqlite_url
 from soak.store.writer import Writer
 
@@ -78,3 +82,83 @@ def test_a_source_that_is_no_database_of_ours_is_refused(tmp_path: Path, databas
         pytest.raises(CannotRun, match="is empty"),
     ):
         copy_runs(empty, database)
+
+
+@contextmanager
+def files_of_at_most(size_bytes: int) -> Iterator[None]:
+    """The kernel refuses what would make a file of this process larger."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def copy_that_finds_no_room(source: Database, target: Path) -> None:
+    with (
+        files_of_at_most(400_000),
+        pytest.raises(CannotRun, match="cannot be used"),
+        copy_target(sqlite_url(target)) as copy,
+    ):
+        copy_runs(source, copy)
+
+
+def test_a_copy_that_finds_no_room_leaves_no_file_that_it_made(
+    database: Database, tmp_path: Path, make: SimpleNamespace
+) -> None:
+    fill(database, make, "run-a", 2_500)
+    folder = tmp_path / "full"
+    copy_that_finds_no_room(database, folder / "x.db")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_copy_that_finds_no_room_gives_back_that_of_undone_rows(
+    database: Database, tmp_path: Path, make: SimpleNamespace
+) -> None:
+    fill(database, make, "run-a", 2_500)
+    path = tmp_path / "full" / "x.db"
+    with Database.open(sqlite_url(path)) as daemon:  # while it is open, the end of the copy removes no log
+        daemon.upgrade()
+        fill(daemon, make, "run-b", 1)
+        copy_that_finds_no_room(database, path)
+        assert path.with_name("x.db-wal").stat().st_size == 0
+        assert [run.info.run_id for run in daemon.runs()] == ["run-b"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 600 KiB; mounting one takes a privilege."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("no file system may be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_full_disk_is_not_full_of_undone_rows(
+    was_there: bool, database: Database, small_disk: Path, make: SimpleNamespace
+) -> None:
+    fill(database, make, "run-a", 2_500)
+    path = small_disk / "x.db"
+    if was_there:
+        path.touch()
+    with pytest.raises(CannotRun, match="disk is full"), copy_target(sqlite_url(path)) as copy:
+        copy_runs(database, copy)
+    left = {file.name for file in small_disk.iterdir()}
+    assert left == ({"x.db", "x.db.migrating"} if was_there else set())
+
+
+def test_a_file_that_has_got_another_s_runs_meanwhile_stays(tmp_path: Path, make: SimpleNamespace) -> None:
+    url = sqlite_url(tmp_path / "x.db")
+    with pytest.raises(CannotRun, match="no room"), copy_target(url) as copy:  # noqa: PT012
+        copy.upgrade()
+        fill(copy, make, "run-b", 1)
+        raise CannotRun("no room")
+    with Database.open(url, readonly=True) as left:
+        assert [run.info.run_id for run in left.runs()] == ["run-b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -39,6 +40,17 @@ def test_a_file_that_holds_no_id_is_refused(tmp_path: Path, content: str) -> Non
 def test_a_folder_that_is_gone_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CannotRun, match=r"cannot be read or made \(No such file or directory\)"):
         host_id(tmp_path / "none")
+
+
+def test_an_id_that_cannot_be_written_leaves_no_draft(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(CannotRun, match="cannot be read or made"):
+            host_id(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_this_process_is_told_by_proc() -> None:

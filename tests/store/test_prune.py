@@ -107,3 +107,14 @@ def test_a_file_in_use_keeps_its_size_and_says_why(
     monkeypatch.setattr("soak.store.sqlite.BUSY_TIMEOUT_S", 0.1)
     with Database.open(f"sqlite:///{database.path}") as other, database.write():
         assert "locked" in vacuum(other)
+
+
+def test_a_file_that_is_being_read_keeps_its_size_and_says_why(
+    database: Database, make: SimpleNamespace, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(database, make, clock, "run-a")
+    monkeypatch.setattr("soak.store.sqlite.BUSY_TIMEOUT_S", 0.1)
+    with Database.open(f"sqlite:///{database.path}") as other, database.read() as reader:
+        assert reader.exec_driver_sql("SELECT count(*) FROM run").scalar() == 1
+        assert vacuum(other) == "another program is at work in it"
+    assert vacuum(database) == ""

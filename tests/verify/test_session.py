@@ -13,7 +13,7 @@ from soak.child import Child
 from soak.core.errors import ConfigError
 from soak.verify import session
 from soak.verify.messages import About, Began, Event, Order, Outcome, Over, Result
-from soak.verify.session import Patience, Verified, exit_code, verify
+from soak.verify.session import Patience, Verified, exit_code, stopped, verify
 
 Make = Callable[..., Order]
 PATIENT = Patience()
@@ -109,6 +109,22 @@ def test_a_kernel_of_triton_by_its_interpreter(order: Make, plant: str | None, c
     assert "interpreter" in verified.about.reason
 
 
+def test_what_was_made_until_an_interrupt_comes_back(order: Make) -> None:
+    made: list[Result] = []
+
+    def interrupt_the_second(_: Order, event: object) -> None:
+        if isinstance(event, Began) and made:
+            raise KeyboardInterrupt
+        made.extend([event] if isinstance(event, Result) else [])
+
+    verified = verify(order(rounds=("gradient",), case="re"), os.environ, PATIENT, interrupt_the_second)
+    assert verified.results == tuple(made)
+    assert len(made) == 1
+    assert verified.about is not None
+    assert verified.refusal == "it was stopped; its rest was not made"
+    assert verified.exit_code == 3
+
+
 def test_the_exit_code_is_that_of_the_worst(order: Make) -> None:
     def came_to(*outcomes: Outcome, refusal: str = "") -> Verified:
         results = tuple(Result("numerics", str(i), o, "", (), 0.0) for i, o in enumerate(outcomes))
@@ -122,6 +138,9 @@ def test_the_exit_code_is_that_of_the_worst(order: Make) -> None:
     assert exit_code([came_to(skip)]) == 4  # nothing was shown
     assert exit_code([came_to()]) == 4
     assert exit_code([]) == 4
+    assert exit_code([came_to(ok), stopped(order())]) == 3
+    assert exit_code([came_to(error), stopped(order())]) == 3
+    assert exit_code([came_to(fail), stopped(order())]) == 1
 
 
 def test_events_cross_with_numbers_that_json_has_not() -> None:
