@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 Reader: TypeAlias = Callable[[object], Any]
 
@@ -174,13 +174,14 @@ def database(value: object) -> str:
     return value
 
 
+_PASSWORD = re.compile(r"^(\w[\w+]*://[^:/@]*):[^@]*@(?:[^/?#]*@)?")
+_IN_QUERY = re.compile(r"([?&]password=)[^&#]*")
+
+
 def without_password(url: str) -> str:
-    """The database URL as it may be shown and stored."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    user, _, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user.split(':', 1)[0]}:***@{host}"))
+    """The database URL as it may be shown and stored: its parts as SQLAlchemy takes them, to which `/`, `?`
+    and `#` in a password mean nothing."""
+    return _IN_QUERY.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
 def host_port(value: object) -> tuple[str, int]:

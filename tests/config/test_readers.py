@@ -185,7 +185,14 @@ def test_a_password_is_never_shown() -> None:
     assert without_password("postgresql://soak:p%40w@db:5432/soak?sslmode=require") == (
         "postgresql://soak:***@db:5432/soak?sslmode=require"
     )
-    assert without_password("sqlite:////data/soak.db") == "sqlite:////data/soak.db"
+    for password in ("p/w", "p?w", "p#w", "p@w", "p:w", "", "p/w@x"):
+        shown = without_password(f"postgresql+psycopg://soak:{password}@db:5432/soak")
+        assert shown == "postgresql+psycopg://soak:***@db:5432/soak", password
+    assert without_password("postgresql:///soak?user=a&password=p%2Fw&host=/run") == (
+        "postgresql:///soak?user=a&password=***&host=/run"
+    )
+    for harmless in ("sqlite:////data/soak.db", "sqlite:////da:ta/so@ak.db", "postgresql://soak@db/soak"):
+        assert without_password(harmless) == harmless
 
 
 @pytest.mark.parametrize(
