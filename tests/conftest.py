@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -97,3 +97,22 @@ def postgresql_url(postgresql_server: str) -> str:
     with psycopg.connect(postgresql_server + "postgres", autocommit=True) as admin:
         admin.execute(f'CREATE DATABASE "{name}"'.encode())
     return postgresql_server + name
+
+
+@pytest.fixture
+def disk_of(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Makes a file system of a size like 4m; mounting one takes a privilege."""
+    mounted: list[Path] = []
+
+    def make(size: str) -> Path:
+        folder = tmp_path / f"disk-{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            pytest.skip("no file system may be mounted here")
+        mounted.append(folder)
+        return folder
+
+    yield make
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)

@@ -47,9 +47,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from soak_kernels import frame
 from soak_kernels.launch import Call, Launch, Options, on_card
-from soak_kernels.shape import Shape
+from soak_kernels.shape import COORDINATES, Shape
 
-# Triton 3.7 renamed both.
+# Triton 3.6 and 3.9 name both otherwise.
 _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
@@ -834,6 +834,9 @@ def _checked(
     shape, scale = frame.checked(q, k, v, scale, head_dims=HEAD_DIMS, dtypes=DTYPES, **rest)
     if shape.seq_q != shape.seq_k:
         raise ValueError(f"k has {shape.seq_k} rows and q {shape.seq_q}; legal: as many")
+    n_rows = shape.n_heads * shape.pad_q
+    if n_rows >= COORDINATES:
+        raise ValueError(f"q has {n_rows} padded rows in all; legal: fewer than {COORDINATES}")
     return shape, scale
 
 

@@ -11,7 +11,7 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
-from soak_kernels.shape import DTYPES, HEAD_DIMS, Shape, head_dims_in_words
+from soak_kernels.shape import COORDINATES, DTYPES, HEAD_DIMS, Shape, head_dims_in_words
 
 SPLIT_KEYS = 1024  # rows of fewer keys are not worth a second kernel that adds up the parts
 
@@ -55,7 +55,7 @@ _ALL = (
     Member(
         "flash_hopper", "Gluon for sm_90: one warpgroup loads, two compute; programs take tiles in turn",
         "its own", (64, 128), ("float16", "bfloat16"), arch="sm_90", triton=(3, 6), square=True,
-        n_rows_below=2**31,  # coordinates of a tensor descriptor are 32 bits wide
+        n_rows_below=COORDINATES,
     ),
     Member(
         "mi50", "Gluon for gfx906: LDS layouts of its own choosing", "its own", triton=(3, 9), **_OF_GFX906

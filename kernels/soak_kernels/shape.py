@@ -9,6 +9,7 @@ DTYPES = ("float16", "bfloat16", "float32")
 ROW_MULTIPLE = (
     128  # padded row counts are a multiple of it: every block of every tile (powers of two) divides it
 )
+COORDINATES = 2**31  # rows of a tensor descriptor are counted in 32 bits
 SLICE_ELEMENTS_MOST = 2**31 - 2**17  # offsets inside one head are 32 bits wide; those between heads are 64
 
 

@@ -184,8 +184,7 @@ def _soak(settled: Settled, plan: Plan, trial: Trial, parts: _Parts) -> int:
         writer.close(1_000)
     _print_certificate(parts.database, run_id, judgement, end)
     if end != "interrupted":  # who stops it is not waiting for the verdict to be scraped
-        _linger(settled.config.linger_ms, parts.inbox)
-        _let_watchers_know(parts.surface, parts.inbox)
+        _linger(settled.config.linger_ms, parts)
     return EXIT_CODES[judgement.verdict]
 
 
@@ -195,21 +194,17 @@ def _run_json(database: Database, run_id: str) -> str:
     return rendered(record, exit_judgement(record), "json")
 
 
-def _linger(linger_ms: int, inbox: Inbox) -> None:
-    """Keeps metrics and pages up for a while, so that the verdict is scraped; a signal ends it."""
+def _linger(linger_ms: int, parts: _Parts) -> None:
+    """Keeps metrics and pages up for a while, so that the verdict is scraped, and then for whoever watched a
+    moment ago, so that `soak watch` ends with the run's exit code. A signal ends it."""
     end_s = time.monotonic() + linger_ms / 1000
     if linger_ms:
         log.info("metrics and pages stay for %s; a signal ends it sooner", format_duration(linger_ms))
-    while (left_s := end_s - time.monotonic()) > 0:
-        if any(isinstance(item, int) for item in inbox.wait(left_s)):
+    while True:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0 and not (left_s > -_WATCHERS_MOST_S and parts.surface.is_watched()):
             return
-
-
-def _let_watchers_know(surface: Surface, inbox: Inbox) -> None:
-    """`soak watch` ends with the run's exit code: whoever asked a moment ago gets to ask once more."""
-    end_s = time.monotonic() + _WATCHERS_MOST_S
-    while surface.is_watched() and time.monotonic() < end_s:
-        if any(isinstance(item, int) for item in inbox.wait(0.1)):
+        if any(isinstance(item, int) for item in parts.inbox.wait(max(left_s, 0.1))):
             return
 
 

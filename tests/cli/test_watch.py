@@ -299,14 +299,18 @@ def test_endless_nesting_is_no_readable_report(daemon: Callable[..., str]) -> No
         watch._fetch(daemon((200, '{"a":' + "[" * 100_000)) + "/run.json")
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_a_report_that_cannot_be_drawn_leaves_the_screen_usable(
     daemon: Callable[..., str], reported: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = json.loads(as_running(reported))
     for criterion in document["cards"][0]["criteria"]:
         criterion["value"] = "NaN" if criterion["criterion"] == "continuity" else criterion["value"]
-    screen = io.StringIO()
-    screen.isatty = lambda: True  # type: ignore[method-assign]
+    screen = Terminal()
     monkeypatch.setattr("sys.stdout", screen)
     monkeypatch.setenv("TERM", "xterm")
     report = watch._fetch(daemon((200, json.dumps(document))) + "/run.json")

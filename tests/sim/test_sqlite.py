@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import resource
 import sqlite3
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,17 +158,8 @@ def test_the_same_seed_gives_the_same_file(theatre: Any, tmp_path: Path, two_hou
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB; mounting one takes a privilege."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("no file system may be mounted here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
+def small_disk(disk_of: Callable[[str], Path]) -> Path:
+    return disk_of("4m")
 
 
 def test_a_disk_that_is_really_full_costs_nothing_once_there_is_space(
