@@ -79,7 +79,7 @@ def look_at(clock: SystemClock) -> Look:
     return look
 
 
-class Onward(IntervalTrigger):  # type: ignore[misc]
+class Onward(IntervalTrigger):  # type: ignore[misc]  # apscheduler has no types
     """An interval that goes on from now when the wall clock jumps ahead.
 
     The library's own lists every time that was missed, one by one: years of them where a machine starts

@@ -149,7 +149,7 @@ def _table(*names: str) -> Table:
     )
     for name in names:
         side = "right" if name.startswith(">") else "left"
-        table.add_column(name.removeprefix(">"), justify=side, no_wrap=True)  # type: ignore[arg-type]
+        table.add_column(name.removeprefix(">"), justify=side, no_wrap=True)  # type: ignore[arg-type]  # str
     return table
 
 

@@ -66,7 +66,7 @@ class RowMap(Generic[R]):
         """(field, column, whether it is JSON) of every field that is kept."""
         return [
             (f.name, self.columns.get(f.name, f.name), f.name in self.json)
-            for f in dataclasses.fields(self.record)  # type: ignore[arg-type]
+            for f in dataclasses.fields(self.record)  # type: ignore[arg-type]  # always a dataclass
             if f.name not in self.left_out
         ]
 

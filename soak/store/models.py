@@ -64,7 +64,7 @@ class Big(TypeDecorator[int]):
 class Base(DeclarativeBase):
     """Every whole number has 64 bits, whatever the database's own INTEGER is."""
 
-    type_annotation_map = {int: BigInteger, float: Number, str: Words, bool: Boolean}  # noqa: RUF012
+    type_annotation_map = {int: BigInteger, float: Number, str: Words, bool: Boolean}  # noqa: RUF012 - SQLAlchemy's
     metadata = MetaData(
         naming_convention={"pk": "pk_%(table_name)s", "fk": "fk_%(table_name)s_%(column_0_name)s"}
     )

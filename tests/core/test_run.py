@@ -765,6 +765,6 @@ def test_a_card_without_ecc_passes_with_a_waiver(make: Any) -> None:
     scene.run = Run(scene.plan, scene.clock, scene.telemetry, scene.load, scene.store)
     none = {"ras/umc/corrected": Reading.unsupported("no RAS")}
     scene.begin(counters=none)
-    scene.poll = lambda gpu, **reading: replace(make.poll(scene.clock.now_ms, **reading), gpu=gpu)  # type: ignore[method-assign]
+    scene.poll = lambda gpu, **reading: replace(make.poll(scene.clock.now_ms, **reading), gpu=gpu)  # type: ignore[method-assign]  # of one card
     judged = scene.go(700).finish()
     assert judged.words == "PASS, ecc waived"

@@ -188,7 +188,7 @@ def test_a_fail_does_not_flicker_either(run: Hundred) -> None:
     ],
 )
 def test_a_card_without_the_sensor_is_unknown(run: Hundred, device: Any, reason: str) -> None:
-    rows = [row for row in run.rows() if not row.stats.clear()]  # type: ignore[attr-defined]
+    rows = [row for row in run.rows() if not row.stats.clear()]  # type: ignore[attr-defined]  # a dict here
     found = run.judged(rows=rows, device=run.make.device(**device))
     assert (found.state, found.reason) == (State.UNKNOWN, reason)
 

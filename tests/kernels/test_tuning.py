@@ -62,7 +62,7 @@ def test_bad_input(changes: dict[str, object], message: str) -> None:
         "dtype": "float16",
     }
     with pytest.raises(ValueError, match=message):
-        choose("sm_90", **{**arguments, **changes})  # type: ignore[arg-type]
+        choose("sm_90", **{**arguments, **changes})  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_a_head_between_powers_of_two_has_the_tile_of_the_next_and_says_so() -> None:

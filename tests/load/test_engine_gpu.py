@@ -65,7 +65,7 @@ class PlainKernel:
     """The reference, rounded; `faults`: (seq_len, number of the call with that length) -> damage."""
 
     name, reason = "test.plain", "no GPU here"
-    versions: dict[str, str] = {}  # noqa: RUF012
+    versions: dict[str, str] = {}  # noqa: RUF012 - never changed
 
     def __init__(self, streams: LazyStreams) -> None:
         self.streams = streams
@@ -146,7 +146,7 @@ class Bench:
             self.kernel.counting = True
             begin_launcher(*arguments)
 
-        self.engine._launcher.run = counted  # type: ignore[method-assign]
+        self.engine._launcher.run = counted  # type: ignore[method-assign]  # to count
         return self.engine.begin(rotation)
 
     def until(self, wanted: Callable[[Any], bool]) -> Any:

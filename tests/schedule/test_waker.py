@@ -226,8 +226,8 @@ def test_clocks_are_read_together_or_again() -> None:
             return self.now_ms
 
     for n in (0, 1, 4):
-        assert look_at(Paused(n)) == Look(n * 1_000, n * 1_000 + 7, n * 1_000)  # type: ignore[arg-type]
-    look = look_at(Paused(1_000))  # type: ignore[arg-type]
+        assert look_at(Paused(n)) == Look(n * 1_000, n * 1_000 + 7, n * 1_000)  # type: ignore[arg-type]  # a stand-in
+    look = look_at(Paused(1_000))  # type: ignore[arg-type]  # a stand-in
     assert look.utc_ms - look.boot_ms == 1_007  # a machine that is never left alone; there is no better
 
 

@@ -115,7 +115,7 @@ def test_a_file_tells_what_memory_tells(theatre: Any, filed: Filed, two_hours: A
     assert record.slots == in_memory.slots
     assert record.rotations == in_memory.rotations
     assert record.gradient_checks == in_memory.gradient_checks
-    assert record.rows == record.attempts[-1].closing.rows  # type: ignore[union-attr]
+    assert record.rows == record.attempts[-1].closing.rows  # type: ignore[union-attr]  # it is there
 
 
 @pytest.mark.parametrize("on_interrupt", list(OnInterrupt))

@@ -164,7 +164,7 @@ def test_a_migration_that_fails_changes_nothing(
 
 def test_a_migration_that_hangs_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     path = tmp_path / "soak.db"
-    with migrate.file_lock(path), pytest.raises(CannotRun, match=r"has been migrating .* for 0 s"):  # noqa: SIM117
+    with migrate.file_lock(path), pytest.raises(CannotRun, match=r"has been migrating .* for 0 s"):  # noqa: SIM117 - one lock, twice
         with migrate.file_lock(path, timeout_s=0.1):
             pass
 

@@ -51,7 +51,7 @@ def start(clock: BootClock) -> Iterator[Callable[..., Sampler]]:
     started: list[Sampler] = []
 
     def start_one(*args: object, **kwargs: object) -> Sampler:
-        sampler = Sampler(*args, clock=clock, **kwargs)  # type: ignore[arg-type]
+        sampler = Sampler(*args, clock=clock, **kwargs)  # type: ignore[arg-type]  # passed on
         started.append(sampler)
         sampler.start()
         return sampler

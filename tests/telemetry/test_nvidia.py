@@ -292,7 +292,7 @@ def test_a_card_that_is_lost_at_the_start_is_not_counted():
     nvml.cards[0].lost = True
     nvml.nvmlDeviceGetPciInfo = lambda card: (
         nvml.answer(card, "Name") and FakeNvml.nvmlDeviceGetPciInfo(nvml, card)
-    )  # type: ignore[method-assign]
+    )  # type: ignore[method-assign]  # one card is lost
     assert list(NvidiaBackend(Path("/"), nvml).find()) == [B]
 
 

@@ -165,7 +165,7 @@ def test_a_child_that_talks_nonsense_is_replaced(start, until, tmp_path):
 def test_a_child_that_cannot_be_killed_is_left_and_said(start, until):
     """A process in an endless system call survives SIGKILL; here one whose kill goes nowhere."""
 
-    class Unkillable(subprocess.Popen):  # type: ignore[type-arg]
+    class Unkillable(subprocess.Popen):  # type: ignore[type-arg]  # of bytes or text
         def kill(self) -> None:
             pass
 

@@ -198,7 +198,7 @@ def test_what_a_reading_costs() -> None:
     ],
 )
 def test_states_are_state_sets(snapshot_of: object, state: str | None, verdict: str) -> None:
-    found = samples(snapshot_of())  # type: ignore[operator]
+    found = samples(snapshot_of())  # type: ignore[operator]  # a parameter
     states = {labels["soak_run_state"]: value for name, labels, value in found if name == "soak_run_state"}
     assert states.keys() == {"running", "completed", "interrupted", "failed_to_run"}
     assert [name for name, value in states.items() if value] == ([state] if state else [])

@@ -62,7 +62,7 @@ def words(html: str) -> str:
     ids=["nothing", "before t0", "healthy", "failed", "passed", "lost"],
 )
 def test_the_verdict_is_the_title(snapshot: object, title: str) -> None:
-    html = page(snapshot, "")  # type: ignore[arg-type]
+    html = page(snapshot, "")  # type: ignore[arg-type]  # a parameter
     assert f"<title>soak: {title}</title>" in html
     assert words(html).startswith(f"soak: {title}")
 

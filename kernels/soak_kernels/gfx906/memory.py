@@ -192,7 +192,7 @@ def _loader(data: int, width: int, part: str, signed: bool) -> Callable[..., Non
 
 
 def _storer(data: int, width: int, part: str) -> Callable[..., None]:
-    def finish(w: Waves, at: Index, good: Bool, in_range: Bool | None) -> None:  # noqa: ARG001
+    def finish(w: Waves, at: Index, good: Bool, in_range: Bool | None) -> None:  # noqa: ARG001 - as loads
         shift = np.uint32(16 if part == "_d16_hi" else 0)
         values = [w.v[data + k][good] >> shift for k in range(max(1, width // 4))]
         w.shared.memory.write(at[good], width, values)

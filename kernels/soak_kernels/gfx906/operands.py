@@ -96,13 +96,13 @@ def vector(text: str) -> Callable[[Waves], U32]:
     read: Read
     if is_vector(plain):
         number = register(plain)
-        read = lambda w: w.v[number]  # noqa: E731
+        read = lambda w: w.v[number]  # noqa: E731 - a way to read
     elif is_scalar(plain):
         number = register(plain)
-        read = lambda w: w.s[:, number, None]  # noqa: E731
+        read = lambda w: w.s[:, number, None]  # noqa: E731 - a way to read
     else:
         value = np.full((1, 1), literal(plain), np.uint32)
-        read = lambda w: value  # noqa: ARG005, E731
+        read = lambda w: value  # noqa: ARG005, E731 - whoever asks
     if negate and absolute:
         return lambda w: read(w) | _SIGN
     if negate:
@@ -138,7 +138,7 @@ def floating64(text: str) -> Read:
     plain = text.removeprefix("-").strip("|") if negate or text.startswith("|") else text
     if not is_vector(plain) and not is_scalar(plain):
         value = np.full((1, 1), _double(plain))
-        return lambda w: value  # noqa: ARG005
+        return lambda w: value  # noqa: ARG005 - whoever asks
     bits = vector64(plain)
 
     def read(w: Waves) -> Any:

@@ -140,7 +140,7 @@ def decode(instruction: Instruction) -> Step:
     return _narrow(name, args, instruction.text)
 
 
-def _nothing(w: Waves) -> None:  # noqa: ARG001
+def _nothing(w: Waves) -> None:  # noqa: ARG001 - as every instruction
     return
 
 

@@ -134,7 +134,7 @@ _FLOAT: dict[str, Callable[..., Any]] = {
     "madak_f32": lambda x, y, constant: x * y + constant,
     "madmk_f32": lambda x, constant, z: x * constant + z,
     "div_fmas_f32": _fma,
-    "div_fixup_f32": lambda q, denominator, numerator: numerator / denominator,  # noqa: ARG005
+    "div_fixup_f32": lambda q, denominator, numerator: numerator / denominator,  # noqa: ARG005 - the card's
     "exp_f32": np.exp2,
     "log_f32": np.log2,
     "rcp_f32": lambda x: np.float32(1) / x,
@@ -207,7 +207,7 @@ _DOUBLE: dict[str, Callable[..., Any]] = {
     "mul_f64": lambda x, y: x * y,
     "fma_f64": lambda x, y, z: x * y + z,  # rounded twice: only preparations use it, outside every main loop
     "div_fmas_f64": lambda x, y, z: x * y + z,
-    "div_fixup_f64": lambda q, denominator, numerator: numerator / denominator,  # noqa: ARG005
+    "div_fixup_f64": lambda q, denominator, numerator: numerator / denominator,  # noqa: ARG005 - the card's
     "rcp_f64": lambda x: 1.0 / x,
     "max_f64": _max,
     "min_f64": _min,
